@@ -83,10 +83,14 @@ def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
 
 
 def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Return the scenario in which each expert, which is the work next to an all-to-all, has its peers' mean work."""
+    """Return the scenario in which each expert has its peers' mean work.
+
+    Segments before and after each all-to-all count as experts. Other work in these segments is the same on all peers,
+    so that their mean does not change it. Without experts, or if op and node segments differ, the scenario stays.
+    """
     work, beside = work_by_segment(what_if, scenario), beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
-        return scenario  # there are no experts
+        return scenario
     share = np.ones(work.shape)
     for peers in what_if.graph.peers:
         of_peers, of_experts = work[peers], beside[peers].any(axis=0)

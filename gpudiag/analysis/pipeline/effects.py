@@ -44,7 +44,7 @@ class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
-    """Return the factors of computation times `[slot, step, data rank]`.
+    """Return the factors of the computation times `durations_ms[slot, step, data rank]`; slots are the grid's rows.
 
     The factors are estimated in turn, each from the times divided by the other factors. The sequence's factor remains 1
     on a single stage if `MIN_CORRELATION` is not reached.

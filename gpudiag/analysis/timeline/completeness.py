@@ -206,7 +206,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
     @property
     def loses_launches(self) -> bool:
-        """Return whether so many launches have no device op that the profiler lost some."""
+        """Return whether the profiler lost device ops, because many launches have none."""
         return not self.missing and self.lost >= max(FEWEST_LOST, LOST_SHARE * self.launches)
 
 

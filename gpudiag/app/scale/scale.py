@@ -216,7 +216,7 @@ class _ScalingBenchmark:
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, read its results, and remove the points that the launch began from the queues.
+        """Run one launch, and read its results. Points that it began, or all if it began none, leave the queues.
 
         After `left_s` seconds the launch begins no point; None for no limit.
         """

@@ -197,7 +197,10 @@ def _after(introduction: str, words: list[str]) -> list[str]:
 def commands_for_more(
     analysis: Analysis, verdict: ReportVerdict, paths: Sequence[str], page: str = "", command: str = "analyze"
 ) -> list[tuple[str, str]]:
-    """Return command lines with their purpose: all details, the page with a timeline, and the finding's documentation.
+    """Return up to three commands, each with its purpose.
+
+    The commands show all details, make the page with a timeline, and explain the first finding or warning that has
+    documentation. If the page exists, its path replaces the second command.
 
     Args:
         analysis, verdict: the run.

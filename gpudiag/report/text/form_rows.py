@@ -15,7 +15,7 @@ from gpudiag.report.scaling import words
 #: Numbers of iterations in the published tables of 3D U-Net: the measured number, and the number to which the time was
 #: extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
-#: Voxels of two volumes in these tables: the volume that was predicted, and the data set Platynereis.
+#: Voxels of the volume whose prediction was timed, and of the data set Platynereis, whose time was extrapolated.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
 #: Strategy with which the form `relative` compares all strategies.
 _REFERENCE = "cpu-reduce"

@@ -282,9 +282,10 @@ def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, line
     warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
-    fits = remaining >= fewest_steps(lines=lines) + 1  # `--steps` is at least `MIN_ADVISED_STEPS`
+    # `fewest_steps` counts one unprofiled step; the suggested `--steps` is at least `MIN_ADVISED_STEPS`, which is 2.
+    fits = remaining >= fewest_steps(lines=lines) + 1
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
-    if at_least and fits:  # only a lower bound of the number is known
+    if at_least and fits:  # the suggested options replace a number of which only a lower bound is known
         needed = "more steps are needed until their times have converged"
     if not fits:
         return needed

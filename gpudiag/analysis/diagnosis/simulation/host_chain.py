@@ -88,7 +88,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     # Overhead ("Command Buffer Full") delays the call, but may be recorded before the call begins.
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # An executor's threads work in parallel, so that a waiting thread does not block other threads.
+    # If other threads run the operators (TensorFlow, JAX), a thread that waits for a copy does not block the others.
     in_turn = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & in_turn
     copies = blocking_copies(ops, call_start, time, copying)

@@ -35,7 +35,7 @@ _COPY = "Memcpy "
 _NO_DETAILS = "kernel"
 #: Correlation id of gpudiag's events, which belong to no call.
 _NO_CALL = 2**40
-#: Maximum number of devices for which the ids of all GPU planes and of gpudiag's planes are different.
+#: With at most this many devices, gpudiag's planes have negative ids, which differ from all other ids.
 _MOST_DEVICES = 249
 
 

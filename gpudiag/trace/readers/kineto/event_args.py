@@ -35,7 +35,8 @@ from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation,
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: Beginnings of names of host ranges that span only the enqueue of a collective on a device.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: Maximum number of ranges examined before a launch; ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
+#: To find the range around a launch, at most this many ranges of its thread are examined, beginning with the range that
+#: starts last. Ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}

@@ -115,7 +115,8 @@ class _Nesting:
     def _work(self, row: int, parent: _Work) -> _Work:
         """Return a row's work from the enclosing row's work (`parent`); store the module of a node that the row made.
 
-        A row that executes a node works for the module of the row that made it, or for the enclosing row's if unknown.
+        A row that executes an autograd node works for the module of the row that made the node. If that row is unknown,
+        it works for the module of the enclosing row.
         """
         module, backward = parent
         if row in self._marked:

@@ -188,7 +188,14 @@ class TensorflowRuntime:
         kind: TraceKind = "full",
         shapes: bool = False,  # noqa: ARG002
     ) -> TensorflowWindow:
-        """Create a recording of all devices of the process. `shapes` has no effect.
+        """Create a recording of all devices of the process, as `Runtime.window` describes; `shapes` has no effect.
+
+        Args:
+            path: file for the trace.
+            active: number of recorded steps.
+            devices: devices of this process.
+            kind: "full", or "light" for a kernel-only recording.
+            shapes: ignored, because TensorFlow records no shapes.
 
         Raises:
             RuntimeError: the recording is kernel-only (`light`), and several CPU processes train. Then each recording
