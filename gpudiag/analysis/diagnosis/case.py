@@ -1,7 +1,7 @@
 """Provide the facts that rules read, each computed once, and leave out outlier steps.
 
 A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the other steps take 29 ms,
-the mean suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names all
+the mean suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning reports
 outlier steps, whether left out or not.
 """
 
@@ -134,6 +134,7 @@ class Case:
         # A kind's third item is the number of participants, 0 if unknown.
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
         expected = np.concatenate([sizes[table.kind] for sizes, table in zip(ranks, tables, strict=True)])
+        # A transfer begins at the last arrival, or at the start if the last arrival is unknown.
         time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
         if not time.sum():
             return 0.0
@@ -153,8 +154,9 @@ def without_outlier_steps(case: Case) -> Case:
     """Reduce the case to its longest run of steps without outliers; return the whole case if outliers are many.
 
     If the unprofiled step time is known, the number of outliers does not matter. The function then returns the case,
-    whole or reduced, whose mean step time is nearer to the unprofiled step time. CPU processes, and tracks with
-    different steps, keep all steps. `outlier_steps` of the result names the outliers in any case.
+    whole or reduced, whose mean step time is nearer to the unprofiled step time. CPU processes, tracks with different
+    steps, and cases whose longest run has fewer than `FEWEST_STEPS_LEFT` steps keep all steps. `outlier_steps` of the
+    result reports the outliers in any case.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:
@@ -201,7 +203,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
         if len(lengths) < 2:
             continue
         usual = median(np.sort(lengths)[:-1])  # without the longest step, which may be an outlier
-        for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
+        for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():  # most steps may take 0 ns
             number = int(track.window_steps[index])
             known = outliers.get(number)
             if known is None or lengths[index] / usual > known[0] / known[1]:
@@ -223,7 +225,7 @@ def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out:
 
 
 def only_steps(timeline: Timeline, attribution: Attribution, steps: NDArray[np.int64]) -> tuple[Timeline, Attribution]:
-    """Return the windows of these consecutive steps; tracks that have only other steps are left out."""
+    """Return the windows of the consecutive steps with the numbers `steps`; tracks without these steps are left out."""
     kept = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
         windows = np.flatnonzero(among(track.window_steps, steps))

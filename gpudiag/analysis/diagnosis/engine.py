@@ -94,7 +94,7 @@ def diagnose(case: Case) -> Diagnosis:
     if case.outlier_steps:
         doubts.append(Validity(code="uneven-steps", message=case.outlier_steps))
     codes = warnings | {doubt.code for doubt in doubts}
-    reported = {finding.code for finding in findings}
+    reported = {finding.code for finding in findings}  # without findings that revisions replaced
     return Diagnosis(
         findings=tuple(
             _in_recorded_terms(settled(case, _weakened(case, what_if, finding, codes)), case.timeline)
@@ -142,7 +142,10 @@ def _without_simulation(case: Case, reason: str) -> Diagnosis:
 
 
 def _ask_rules(case: Case, what_if: WhatIf, warnings: set[str]) -> tuple[list[Proposal], list[Validity]]:
-    """Return the proposals of all rules, and a warning for each rule that gave no answer."""
+    """Return the proposals of all rules, and a warning for each rule that gave no answer.
+
+    `warnings` has the codes of warnings about the recording.
+    """
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -239,6 +242,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         # The profiler may have slowed this rank's host most, because the profiler's cost differs between ranks.
         finding.code == "straggler" and finding.cause == "launch" and mostly_overhead,
         # Unprofiled steps took longer than the simulation explains, and the finding's savings do not include this time.
+        # Findings without savings are exempt.
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),
     ]

@@ -107,7 +107,10 @@ def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
-    """Return float64[processes, segments]: ns of work in segments between collectives; None without segments."""
+    """Return float64[processes, segments]: ns of work in segments between collectives; None without segments.
+
+    On CPUs, work is host work, which counts as launching (`amount`).
+    """
     component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     graph = what_if.graph
     process = graph.host.process if component == "launch" else what_if.model.process_of_op
@@ -136,7 +139,7 @@ def beside_all_to_alls(what_if: WhatIf) -> NDArray[np.bool_] | None:
             is_all_to_all |= (device.track == index) & np.isin(device.row, rows)
     if not is_all_to_all.any():
         return None
-    # A collective ends the segment in which it is launched, and begins the next one.
+    # A collective ends the segment in which it is launched, and begins the next one, which may have no node: hence + 2.
     ends = np.zeros((processes, int(segment_of_node.max(initial=0)) + 2), np.bool_)
     launched = (device.launch != NONE) & (device.op_class == OpClass.COMMUNICATION) & is_all_to_all
     ends[what_if.model.process_of_op[launched], segment_of_node[device.launch[launched]]] = True

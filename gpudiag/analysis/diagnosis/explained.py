@@ -117,7 +117,7 @@ def explain(
 ) -> tuple[Explained, ...]:
     """Explain each bucket, except compute, that takes 5 % of the step or more.
 
-    A finding explains as much of a bucket as it saves. Host time that the profiler added counts as explained.
+    A finding explains as much of a bucket as it saves. Time that recording may have added counts as explained.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(

@@ -63,6 +63,7 @@ def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceL
 def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
     """Return float64[n]: ns of operators, calls and device waits that scenario `gone` removes before each host node."""
     host, now = what_if.graph.host, what_if.corrected
+    # Waits in collectives do not count, because they depend on other ranks.
     unblocked = now.blocking & ~gone.blocking & (host.block != HostBlock.COLLECTIVE)
     first = np.append(True, host.process[1:] != host.process[:-1])  # no node of the process comes before
     between = np.where(first, 0.0, np.diff(host.time, prepend=host.time[:1]))

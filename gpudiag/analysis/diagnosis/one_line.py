@@ -1,7 +1,7 @@
 """Merge all costs of one line of the user's source into one finding.
 
-A line of the training loop is removable if it is no part of the forward pass, backward pass, update or fetch, and if it
-does not mostly launch kernels (as a loss function does). Examples are lines that save, log, sleep or compute metrics.
+A line of the training loop is removable if it is no part of the forward pass, backward pass, update or fetch, unless it
+mostly launches kernels, as a loss function does. Examples are lines that save, log, sleep or compute metrics.
 Lines of backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies,
 and kernels. A line that saves 5 % of the step becomes a finding. This finding replaces the findings that save nothing
 more once the line is removed.
@@ -59,6 +59,7 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     absorbed = absorbed_by(what_if, [scored for scored in findings if _may_lie_in_a_line(scored.finding)], gone)
     others = [scored for scored in findings if scored not in absorbed]
     largest = max(absorbed, key=lambda scored: scored.savings_ms, default=None)
+    # Stalls and inferred input waits say less than the finding about the line, which replaces them.
     of_rule = largest is not None and largest.finding.code not in {HostStall.code, "input-bound"}
     if largest is not None and of_rule and largest.savings_ms >= (1 - SAME_AMOUNT) * saved:
         finding = msgspec.structs.replace(largest.finding, source=line.source)
@@ -157,9 +158,10 @@ def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenar
         costs,
         busy=np.maximum(costs.busy - traced, least_busy),
         waiting=np.maximum(costs.waiting - untraced, least_waiting),
+        # Waits in collectives remain, because they depend on other ranks.
         blocking=costs.blocking & ~(inside & ~communication.blocks & (host.block != HostBlock.COLLECTIVE)),
         duration=np.where(removed, 0.0, costs.duration),
-        gap=np.where(removed, np.fmin(costs.gap, 0.0), costs.gap),
+        gap=np.where(removed, np.fmin(costs.gap, 0.0), costs.gap),  # negative gaps (overlap) remain
     )
 
 

@@ -84,9 +84,10 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether the place, which saves `saved` ms, absorbs several findings, and a stall saves (nearly) most.
+    """Return whether the place absorbs several findings, and place and stall each save nearly as much as the largest.
 
-    Waits or copies that cost clearly more than the stall stay separate findings.
+    `saved` is the savings of removing the place, in ms per step. Waits or copies that cost clearly more than the stall
+    stay separate findings.
     """
     largest = max(scored.savings_ms for scored in absorbed)
     stalled = max((scored.savings_ms for scored in absorbed if scored.finding.code == _STALL), default=0.0)
@@ -167,7 +168,7 @@ def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -
         waiting=np.where(nodes, np.fmin(costs.waiting, communication.waiting), costs.waiting),
         blocking=costs.blocking & ~(nodes & ~communication.blocks),
         duration=np.where(copies, 0.0, costs.duration),
-        gap=np.where(copies, np.fmin(costs.gap, 0.0), costs.gap),
+        gap=np.where(copies, np.fmin(costs.gap, 0.0), costs.gap),  # negative gaps (overlap) remain
     )
 
 
@@ -194,6 +195,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 
     `words` describe the place, `nodes`, bool[n], are its host nodes, and `absorbed` the findings that are merged.
     """
+    # Copies to the CPU that block the host count as synchronizations.
     copied = bool((nodes & (what_if.graph.host.block == HostBlock.SYNC)).any())
     advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
     return Finding(

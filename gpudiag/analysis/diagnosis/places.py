@@ -203,7 +203,8 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
     """Return the name of the call with the latest or earliest `edge`, which is the start or end time of each event.
 
-    If the edges of several calls are close, the longest call is returned, because it encloses the other calls.
+    If the edges of several calls are close (far less than a pause apart), the longest call is returned, because it
+    encloses the other calls.
     """
     if len(rows) == 0:
         return ""

@@ -102,11 +102,12 @@ def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], saving
     if not any(savings[index] for index in launching):
         return None
     others = (without_waste(what_if, proposals, savings), without_others(what_if, proposals, savings))
+    # If no waste or communication is removed, the job is the recorded job, whose savings are known.
     bases = [scenario for scenario in others if scenario is not what_if.corrected]
     for index in launching:
         edit = proposals[index].edit
         savings[index] = min([savings[index], *(what_if.saving_ms(edit(what_if, base), base) for base in bases)])
-    return savings[launching[-1]]
+    return savings[launching[-1]]  # only one rule proposes launch overhead
 
 
 def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
@@ -162,7 +163,10 @@ def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> Scor
 
 
 def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Sort by savings; put waste before other findings of equal savings, and launch overhead after notable waste."""
+    """Sort by savings, but put waste first among equal savings, and large waste before launch overhead.
+
+    Large waste and communication also go before kernels (`_goes_before`).
+    """
     ordered = sorted(findings, key=lambda scored: -scored.savings_ms)
     for index in range(1, len(ordered)):
         at = index
@@ -228,7 +232,8 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
-        # If two findings save the same, either may be first. The first does not survive this additional variation.
+        # If two findings save the same, either may be first. The first does not survive this additional variation. But
+        # the order does not matter if the second finding names the first in `instead`.
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
         share[0] *= len(kept) / (len(kept) + 1) if tie else 1.0
     return share.tolist()

@@ -69,7 +69,7 @@ class Significance(msgspec.Struct, frozen=True):
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Return the reason to doubt the finding; None without a reason, or if the finding asks for no action.
+        """Return the reason to doubt the finding, or None; only findings about hosts that ask for action are tested.
 
         Args:
             finding: the finding.
@@ -124,6 +124,7 @@ class Significance(msgspec.Struct, frozen=True):
         ranks = self.what_if.graph.ranks.values()
         timed = later_host_ms(self.case.run, ranks, finding.ranks)  # the excess of these hosts in unprofiled steps
         if timed is not None:
+            # Hosts differ if the excess is half of the savings or more, or if only the other hosts ran far ahead.
             differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)
             if differ:
                 return ""
@@ -131,6 +132,7 @@ class Significance(msgspec.Struct, frozen=True):
                 f"{_fixing(finding)} would save {saved_ms:.1f} ms per step, but the ranks' CPUs differ less in "
                 "the unprofiled steps."
             )
+        # Traces alone do not show that half of the hosts are stragglers.
         if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
             return self._both_outcomes(finding, saved_ms, "half of the CPUs or more are slow")
         if self.what_if.simulated_ms - self.what_if.corrected_ms < gain_ms:
@@ -255,7 +257,7 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
         return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
     low, high = _profiler_cost_range_ms(case, what_if)
     if all(track.is_cpu for track in case.tracks):
-        drift = _cpu_drift(significance.slowest_track_ms)
+        drift = _cpu_drift(significance.slowest_track_ms)  # includes the scatter of the steps
         below, above = -value * math.expm1(-drift), value * math.expm1(drift)
     else:
         fast, slow = _host_drift_ms(what_if)
@@ -283,7 +285,7 @@ def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
     at_least, at_most = what_if.at_cost(least_ns), what_if.at_cost(most_ns)
-    # The profiler slows unrecorded host work by the same share as recorded work.
+    # The profiler slows unrecorded host work (slow calls, communication) by the same share as recorded work.
     host = what_if.graph.host
     work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)
     share = min(float((host.busy - at_most.host_corrected.busy).sum()) / work, 1.0)
@@ -313,6 +315,9 @@ def _slow_calls_ms(what_if: WhatIf) -> float:
 
 
 def _cpu_drift(steps_ms: Sequence[float]) -> float:
-    """Return the natural logarithm of the factor by which the steps of CPU processes drift, at 95 %."""
+    """Return the natural logarithm of the factor by which the steps of CPU processes drift, at 95 %.
+
+    Fewer steps than `_DRIFT_STEPS` widen the drift, as Student's t does; more steps do not narrow it.
+    """
     few = student_t(len(steps_ms) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps_ms) / statistics.fmean(steps_ms), _MOST_DRIFT)

@@ -131,7 +131,8 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
     """Return how long the device waited for its batch in each unprofiled step, in ms; empty if unknown.
 
     While the host fetches, the device still has work for `lead_ms` from the previous step, so that only a longer fetch
-    makes the device wait. On a CPU the training thread is the device and waits for the whole fetch.
+    makes the device wait. The first step is left out, because the lead before it is unknown. On a CPU the training
+    thread is the device and waits for the whole fetch.
 
     Worked example. The host is 5 ms ahead after it enqueued a step, and fetches the next batch for 8 ms. The device
     waits for 3 ms.
@@ -156,7 +157,7 @@ def typical_rank(waits: Mapping[int, Sequence[float]]) -> int:
 
 
 def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
-    """Return the wait for input in unprofiled steps; None if unknown."""
+    """Return the wait for input in unprofiled steps; None if no rank's wait or not every rank's fetching is known."""
     ranks = [rank for rank in _ranks(run) if rank.timed is not None]
     waits = [statistics.fmean(steps) for steps in exposed_input_by_rank(run).values()]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
@@ -178,7 +179,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     """Return rank → upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
-    The lower of two bounds applies. The result is None if neither bound is known:
+    The lower of two bounds applies. The result is None if neither bound is known, or without two ranks:
 
     - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
       the excess may be chance. If most devices did not wait for input, this bound does not apply, because a rank that

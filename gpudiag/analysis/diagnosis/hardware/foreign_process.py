@@ -52,7 +52,7 @@ def _finding(holders: list[tuple[int, GpuProcess]], *, heavy: bool) -> Finding:
         code=ForeignProcess.code,
         severity="warning" if heavy else "info",
         cause="other-job" if heavy else "small",
-        confidence="high" if memory_known or not heavy else "medium",
+        confidence="high" if memory_known or not heavy else "medium",  # unknown memory counts as large
         title=f"{gpu_list(indices)} {'is' if len(indices) == 1 else 'are'} also used by {names}: {cost}",
         evidence={
             "gpus": indices,

@@ -98,6 +98,7 @@ class _Comparison(msgspec.Struct, frozen=True):
 def _setting(kinds: list[str]) -> str:
     """Return advice with the NCCL setting that forbids peer access over the distances of the slow pairs."""
     nearest = next((kind for kind in ("PIX", "PXB", "PHB", "NODE", "SYS") if kind in kinds), None)
+    # The next shorter distance. NCCL has no level NODE, and below PIX only disabling peer access is left.
     level = {"PXB": "PIX", "PHB": "PXB", "NODE": "PHB", "SYS": "PHB"}.get(nearest or "")
     variable = f"NCCL_P2P_LEVEL={level}" if level else "NCCL_P2P_DISABLE=1"
     return f"Set {variable}, which makes NCCL go through host memory there, and time the job again."

@@ -161,7 +161,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is at
-    most `OF_NVLINK` of the NVLink bandwidth, which copies through host memory reach too.
+    most `OF_NVLINK` of the NVLink bandwidth. Copies through host memory reach as much.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)

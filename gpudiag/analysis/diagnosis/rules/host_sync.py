@@ -101,7 +101,8 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
             calls[events.name_of(row)] += 1 / rank_steps
             thread = events.thread[row]
             on_thread = ops[(events.thread[ops] == thread)]
-            # The operators around a call are among the last 64 that began before it. The user called the outermost.
+            # The operators around a call are among the last 64 that began before it, because nesting is never deeper.
+            # The user called the outermost.
             upto = int(np.searchsorted(events.start_ns[on_thread], events.start_ns[row], side="right"))
             around = [int(op) for op in on_thread[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
             if around:

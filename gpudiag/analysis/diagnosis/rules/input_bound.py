@@ -126,8 +126,9 @@ def unmarked_words(case: Case) -> str:
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait.
 
-    The new finding replaces the finding from recorded steps, and stalls that are the same wait. The findings are
-    returned unchanged if the unprofiled wait is unknown, too short, or perhaps due to chance.
+    It is also reported if recorded steps lack a part of it (`input_not_recorded_ms`). The new finding replaces the
+    finding from recorded steps, and stalls that are the same wait. The findings are returned unchanged if the
+    unprofiled wait is unknown, too short, or perhaps due to chance.
     """
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
@@ -179,7 +180,7 @@ def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[floa
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks that wait for at least half of the savings, or whose workers are too slow for the fixed step.
+    """Return the ranks that wait for at least half of the savings, or whose workers are too slow to save half of them.
 
     `waits` is rank → mean wait, and `saved` the savings of a step of `step_ms`, all in ms per unprofiled step.
     """

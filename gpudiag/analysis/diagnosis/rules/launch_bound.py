@@ -77,7 +77,10 @@ class LaunchBound:
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step without slow calls, if few calls are slow, and a step launched as a CUDA graph."""
+        """Propose a step without slow calls, if few calls are slow, and a step launched as a CUDA graph.
+
+        On CPUs, propose a step without dispatching.
+        """
         if case.tracks[0].is_cpu:
             share = dispatching_share(case, what_if)  # 0 to 1 for each host node
             if share is not None:

@@ -92,7 +92,7 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     # Both tables have a row per process and a column per segment.
     work = work_by_segment(what_if, what_if.corrected)
     beside = beside_all_to_alls(what_if)
-    if work is None or beside is None or work.shape != beside.shape:
+    if work is None or beside is None or work.shape != beside.shape:  # nodes and ops may have different last segments
         return None
     late_processes = [process for process, rank in what_if.graph.ranks.items() if rank in late]
     others = [process for process in what_if.graph.ranks if process not in late_processes]

@@ -60,6 +60,7 @@ class SlowCopy:
         for op in np.flatnonzero(device.host_copy):
             events = case.timeline.traces[case.tracks[device.track[op]].trace].events
             row = int(device.row[op])
+            # An unknown size is negative.
             duration, size = float(device.end[op] - device.start[op]), max(int(events.size_bytes[row]), 0)
             if events.host_memory[row] == HostMemory.PAGEABLE:
                 pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size

@@ -287,7 +287,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
     `words` names the late ranks. `place` locates the cause, or describes the wait for input that is `silent`.
     """
     where, s = f" {place}" if place else "", "s" if one else ""
-    if cause == "input" and silent:
+    if cause == "input" and silent:  # several ranks are named before the parenthesis of `unmarked_words`
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
     return {
         "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",

@@ -172,7 +172,7 @@ def without_bucket_copy(what_if: WhatIf, scenario: Scenario) -> Scenario:
     return replace(
         scenario,
         duration=np.where(bucket_copy, 0.0, scenario.duration),
-        gap=np.where(bucket_copy, np.fmin(scenario.gap, 0.0), scenario.gap),
+        gap=np.where(bucket_copy, np.fmin(scenario.gap, 0.0), scenario.gap),  # negative gaps (overlap) remain
     )
 
 

@@ -176,10 +176,12 @@ def _waits(
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
     B ended the pause, not A. If the pause were attributed to A, its 49 ms would not count as transfer. If no collective
-    ends in a pause, the pause is attributed to a collective that was under way for most of the pause.
+    ends in a pause, the pause is attributed to the next collective to end, if half of that collective or more lies in
+    the pause.
 
-    Waiting inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause, the
-    thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
+    Waiting inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause, and
+    `PAUSE_NS` or more before the pause's end, the thread waited until the collective's end, and the rest is untraced,
+    because no wake-up takes longer than the wait before it.
 
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
     loader follows the update. A collective may seem to end in such a pause if its thread lost its core before it

@@ -50,7 +50,7 @@ class HostBlock(IntEnum):
     QUEUE = 3
     """A launch while the launch queue was full."""
     COLLECTIVE = 4
-    """A host-side collective (gloo) that the training thread waits for, or communication of an executor."""
+    """A collective on the host (gloo) that the training thread waits for, or communication of TensorFlow's executor."""
     RELEASE = 5
     """Memory returned to the driver, which waits for all queued device work."""
 

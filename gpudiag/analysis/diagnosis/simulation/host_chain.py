@@ -198,7 +198,10 @@ def step_index(track: DeviceTrack, time: Index) -> Index:
 
 
 def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
-    """Return the training thread and launching threads: all if `all_launchers`, else those that take turns with it."""
+    """Return the training thread and launching threads: all if `all_launchers`, else those that take turns with it.
+
+    If the training thread recorded nothing, all launching threads are returned without it.
+    """
     main = track.steps.thread
     training = track.threads.get(main)
     launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]
@@ -225,8 +228,8 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 ) -> _CallKinds:
     """Return uint8[n]: the `HostBlock` of each call.
 
-    A call waited for a full launch queue if the call took long for its name, or if the profiler recorded overhead
-    ("Command Buffer Full") meanwhile.
+    A call waited for a full launch queue if the queue held `FULL_QUEUE_OPS` ops or more, and if the call took long for
+    its name or the profiler recorded overhead ("Command Buffer Full") meanwhile.
 
     Args:
         events, rows: the process's events, and the rows of the calls.
@@ -313,8 +316,9 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     launched before the event was recorded. The other columns are of the calls: begin, end, and the time from which the
     call may have waited (`waited_from`), each in ns, the `HostBlock`, and the event row.
 
-    A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
-    A launch that a full queue delayed waits only if an op ended during the delay.
+    A synchronization, collective or memory release waits for its op even if the op ended before the call: a faster host
+    would call earlier and wait. A blocking copy, or a launch that a full queue delayed, waits only if an op ended after
+    `waited_from`.
 
     Returns:
         The position of the op's track, the op's index in this track, and the op's end in ns; `NONE`, `NONE` and -inf

@@ -117,8 +117,9 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
         backward pass                     ├──────────────────────┤
 
-    A thread counts if it launches more than the share `BESIDE` of all compute. Threads of an executor do not count,
-    because the training thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
+    A thread counts if it launches more than the share `BESIDE` of all compute. Threads of an executor (TensorFlow,
+    XLA) do not count, because the training thread beside them launches nothing. Waiting for a collective in the
+    backward pass is no work.
     """
     computes = track.ops.op_class == OpClass.COMPUTE
     launchers, counts = np.unique(track.ops.launch_thread[computes], return_counts=True)

@@ -24,7 +24,7 @@ from gpudiag.statistics import mean_of
 
 
 def host_segments(graph: Graph) -> Index:
-    """Return int64[n]: the number of collectives that the process launched in the step before each host node."""
+    """Return int64[n]: the number of collectives that the process launched before each host node in the node's step."""
     host, device = graph.host, graph.device
     collectives = device.launch[(device.op_class == OpClass.COMMUNICATION) & (device.launch != NONE)]
     launches = np.bincount(collectives, minlength=len(host.time))

@@ -97,7 +97,8 @@ class CommunicationWork(msgspec.Struct, frozen=True, kw_only=True):
         busy, waiting: float64[n], other host work and waiting for communication.
         blocks: bool[n], whether a node waits for a copy of communication, or in a call of communication.
         devices: float64[n], number of devices for which the node's process launches in turn. Without communication,
-            each device would have its own process. An executor has a thread for each device, so that it counts as 1.
+            each device would have its own process. An executor (TensorFlow, XLA) has a thread for each device, so that
+            it counts as 1.
         contention_free_gap: float64[m], each op's gap without a collective beside it.
         gap, latency: float64[m], the part of each op's gap and latency during which communication was under way.
     """
@@ -193,7 +194,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & within(on_chain, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
-    # An executor waits for communication. On a CPU the awaited collective is removed, rather than the wait.
+    # An executor (TensorFlow, XLA) waits for communication. On a CPU the awaited collective is removed, not the wait.
     inside |= (host.block[nodes] == HostBlock.COLLECTIVE) & (not track.is_cpu)
     work.blocks[nodes] = blocked & inside
 

@@ -41,7 +41,7 @@ def usual_ns_per_event(graph: Graph) -> float:
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
     typical = typical_ns_per_event(graph)
-    if not 0 < typical <= DENSE_NS:  # most of the host's work is not recorded
+    if not 0 < typical <= DENSE_NS:  # no events, or most of the host's work is not recorded
         return PROFILER_NS_PER_EVENT
     highest = PROFILER_NS_PER_EVENT if graph.host.input.any() else MOST_NS_SEEN
     return float(np.clip(PROFILER_SHARE_OF_EVENT * typical, LEAST_NS_PER_EVENT, highest))
@@ -194,7 +194,7 @@ def _section_of_step(graph: Graph) -> Index:
     opens = np.flatnonzero(_opens_step(graph))
     nodes = np.diff(np.append(opens, len(graph.host.time)))
     calls = np.cumsum(~_is_second_node(graph))
-    # Number of calls in each node's step.
+    # Number of calls in each node's step; `+ 1` because a step after the last one would begin with the next call.
     size = np.repeat(np.diff(np.append(calls[opens], calls[-1] + 1)), nodes)
     section: Index = (calls - np.repeat(calls[opens], nodes)) * PARTS_OF_STEP // np.maximum(size, 1)
     return np.minimum(section, PARTS_OF_STEP - 1)

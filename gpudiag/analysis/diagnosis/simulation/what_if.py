@@ -31,6 +31,7 @@ from gpudiag.analysis.diagnosis.unprofiled_steps import UnprofiledInput
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
 
+#: Number of halvings of an interval of overheads: 1/4096 of the interval is left.
 _BISECTIONS = 12
 #: Share of the step time by which a fitted step may miss its target.
 _TOLERANCE = 1e-3
@@ -150,7 +151,7 @@ class WhatIf:
         """Return `saving_ms` of each scenario, limited to `max_saving_ms`; all 0 if the base takes no time."""
         scenarios = list(scenarios)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *scenarios])
-        now = before if base is not None else self.now_ms
+        now = before if base is not None else self.now_ms  # unprofiled steps are those of the job, not of another base
         limit = self.max_saving_ms
         return [
             max(min(before - ms, self._unprofiled_saving_ms(scenario, before, now, ms), limit), 0.0) if before else 0.0
