@@ -98,7 +98,7 @@ _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
 def pace_setter(case: Case) -> tuple[dict[str, float], float]:
-    """Return (ms per step by bucket, step time in ms) of the device that waits least for other ranks."""
+    """Return (ms per step by bucket, step ms) of the device that waits least for other ranks; zeros without steps."""
     track = _pace_track(case)
     if track is None:
         return dict.fromkeys(BUCKETS, 0.0), 0.0

@@ -123,7 +123,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
     """Return description → bool[n], the host nodes of training threads between two consecutive ranges."""
     host = what_if.graph.host
     places: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(host.time), np.bool_))
-    tracks = {track.trace: track for track in reversed(case.tracks)}
+    tracks = {track.trace: track for track in reversed(case.tracks)}  # the first track of each process
     for process in what_if.graph.ranks:
         track = tracks[process]
         events = case.timeline.traces[process].events

@@ -317,7 +317,7 @@ def _slow_calls_ms(what_if: WhatIf) -> float:
 def _cpu_drift(steps_ms: Sequence[float]) -> float:
     """Return the natural logarithm of the factor by which the steps of CPU processes drift, at 95 %.
 
-    Fewer steps than `_DRIFT_STEPS` widen the drift, as Student's t does; more steps do not narrow it.
+    Fewer steps than `_DRIFT_STEPS` widen the drift (Student's t); more steps do not narrow it.
     """
     few = student_t(len(steps_ms) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps_ms) / statistics.fmean(steps_ms), _MOST_DRIFT)

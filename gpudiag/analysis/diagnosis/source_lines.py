@@ -70,6 +70,7 @@ class CaseLines:
 
     def __init__(self, timeline: Timeline, logs: LineLogs, step_ms: dict[int, float]) -> None:
         self._timeline = timeline
+        # The first track of each process.
         self._tracks: dict[int, DeviceTrack] = {track.trace: track for track in reversed(timeline.tracks)}
         self.ranks: dict[int, ProcessTimes] = {}
         self.workers: dict[int, list[ProcessTimes]] = {}

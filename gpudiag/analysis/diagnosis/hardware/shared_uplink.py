@@ -20,7 +20,7 @@ from gpudiag.analysis.diagnosis.hardware.rule import (
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts
 
-#: Kinds of links, as `nvidia-smi topo -m` names them, that cross PCIe bridges but no CPU.
+#: Kinds of links (`nvidia-smi topo -m`) that cross PCIe bridges but no CPU.
 _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 
 

@@ -126,9 +126,9 @@ def unmarked_words(case: Case) -> str:
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait.
 
-    It is also reported if recorded steps lack a part of it (`input_not_recorded_ms`). The new finding replaces the
-    finding from recorded steps, and stalls that are the same wait. The findings are returned unchanged if the
-    unprofiled wait is unknown, too short, or perhaps due to chance.
+    The wait is also reported if recorded steps lack much of the fetching (`input_not_recorded_ms`). The new finding
+    replaces the finding from recorded steps, and stalls that are the same wait. The findings are returned unchanged if
+    the unprofiled wait is unknown, too short, or perhaps due to chance.
     """
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
