@@ -67,7 +67,10 @@ def schedule_of(timeline: Timeline, grid: RankGrid | None) -> PipelineSchedule |
 
 
 def named_passes(timeline: Timeline, track: DeviceTrack) -> list[NamedPass]:
-    """Return the passes that the trace of a rank names, within the analysed steps, in order of time."""
+    """Return the passes that the trace of a rank names, within the analysed steps, in order of time.
+
+    A name without a stage (`Forward 3`) counts as stage 0.
+    """
     events = timeline.traces[track.trace].events
     matches = {index: match for index, name in enumerate(events.names) if (match := _ACTION.fullmatch(name))}
     if not matches:

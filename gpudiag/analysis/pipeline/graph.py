@@ -159,6 +159,7 @@ def _order_worker(
     _chain(computes, before)
     others = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
     recorded.add_last_ended(others, computes, before)
+    # Transfers of one kind follow each other, unless the recording shows that they overlap.
     for kind in (*SEND_KINDS, *RECEIVE_KINDS):
         of_kind = grid.rows_of(kind, stage=stage)
         recorded.add_last_ended(of_kind, of_kind, before)
