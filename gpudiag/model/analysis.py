@@ -83,7 +83,7 @@ VALIDITY_CODES = (
 
 #: Warnings that limit all findings to low confidence: the last five codes.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
-#: Warnings that rule out conclusions about all steps, and the finding `compute-bound`.
+#: Warnings that rule out the finding `compute-bound`, and conclusions about all steps.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
 #: Warnings that rule out conclusions about waits and communication between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
