@@ -32,7 +32,7 @@ ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 #: The eight exclusive buckets, in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: Severities, worst first: `critical` for savings of at least 20 % of the step, `warning` of at least 5 %.
+#: Severities, worst first: `critical` if savings are at least 20 % of the step, `warning` if they are at least 5 %.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -83,7 +83,7 @@ VALIDITY_CODES = (
 
 #: Warnings that limit all findings to low confidence: the last five codes.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
-#: Warnings that rule out conclusions about all steps, and the finding `compute-bound`.
+#: Warnings that rule out the finding `compute-bound`, and conclusions about all steps.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
 #: Warnings that rule out conclusions about waits and communication between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
@@ -210,7 +210,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankClock(msgspec.Struct, frozen=True, kw_only=True):
-    """Alignment of one rank's clock to the first rank's, from the common ends of collectives.
+    """Alignment of one rank's clock to that of the first rank, from the common ends of collectives.
 
     `offset_ms` was added to the rank's times. `residual_ms` is the remaining median distance of the `matched` ends.
     """

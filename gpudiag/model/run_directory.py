@@ -309,6 +309,7 @@ def _cannot_be_replaced(above: Path) -> bool:
     status = above.stat()
     if status.st_uid not in {0, os.getuid()}:
         return False
+    # Members of a group count as others, except for the groups of root and of this user (often one group per user).
     by_others = status.st_mode & stat.S_IWOTH or (
         status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getgid()}
     )

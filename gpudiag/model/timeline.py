@@ -191,7 +191,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         """Return the times from each step mark to the next framework op on the training thread, sorted and disjoint.
 
         If a fetch of input (`HostThread.input`) begins in between, the time begins with the fetch, because time before
-        it is not the loader's.
+        the fetch is not input.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -214,7 +214,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Alignment of one rank's clock to the reference rank's, from the common ends of collectives.
+    """Alignment of one rank's clock to that of the reference rank, from the common ends of collectives.
 
     Attributes:
         rank: global rank.
@@ -277,7 +277,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
 
     def whole_collectives(self, tracks: Sequence[DeviceTrack]) -> Iterator[NDArray[np.bool_]]:
-        """Yield bool[m] for each track: whether all participants of each collective have a track or were left out."""
+        """Yield bool[m] for each track: whether all participants of each collective have a track or were left out.
+
+        A collective whose ranks are unknown counts as a collective of all ranks.
+        """
         present = {track.rank for track in self.tracks} | self.left_out
         everyone = len(present) >= self.world_size
         whole: dict[int, bool] = {}  # by identity: the traces of a large job share the tuples of their groups' ranks

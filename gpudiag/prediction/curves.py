@@ -46,6 +46,7 @@ class Curve:
         A single rank reduces nothing, in 0 ms.
         """
         measured_ms = self._interpolated(size)
+        # A curve of fewer than two ranks has no hops to scale.
         if ranks is None or ranks == self.ranks or self.ranks < 2:
             return measured_ms
         if ranks < 2:
@@ -55,7 +56,7 @@ class Curve:
         return latency_ms * (ranks - 1) / (self.ranks - 1) + (measured_ms - latency_ms) * link_bytes
 
     def busbw(self, size: float) -> float:
-        """Return the bus bandwidth in GB/s at this size."""
+        """Return the bus bandwidth in GB/s at this size; for a single rank, bytes / time."""
         return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._interpolated(size) * 1e6)
 
     def _interpolated(self, size: float) -> float:
@@ -80,8 +81,8 @@ class Curve:
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
     """Return the curve of a transport; None if the transport was not measured.
 
-    Of the measured numbers of ranks, the nearest to `ranks` is used. If a size was measured twice, the measurement
-    `QUEUED`, in which the host runs ahead of the device, is used, because the host runs ahead in training.
+    Of the measured numbers of ranks, the nearest to `ranks` is used, of two the smaller. If a size was measured twice,
+    the measurement `QUEUED`, in which the host runs ahead of the device, is used, as in training.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):

@@ -36,6 +36,7 @@ def estimated_compute(
     """
     gpus = [gpu for gpu in facts.gpus if gpu.visible]
     if gpus:
+        # The slowest GPU determines the step.
         rates = [_rate(gpu.name, precision) for gpu in gpus]
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
@@ -44,10 +45,11 @@ def estimated_compute(
     else:
         cores = facts.host.usable_cpus or facts.host.cores or 1
         rate, basis = _PER_CORE * max(1, cores // processes), f"{cores} CPUs"
+    # On GPUs, the host may launch the work more slowly than the device computes it.
     work_ms = max(flops / (rate * 1e9 * _REACHED), tensors * _LAUNCH_US / 1e3 if gpus else 0.0)
     step_ms = work_ms / (1 - _REST)
     return Compute(
-        forward_ms=work_ms / 3,
+        forward_ms=work_ms / 3,  # backward takes twice as long, as in `overlap.BACKWARD_SHARE`
         backward_ms=work_ms * 2 / 3,
         update_ms=step_ms * _REST,
         step_ms=step_ms,

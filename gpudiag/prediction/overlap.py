@@ -59,7 +59,8 @@ def parts_of(step_ms: float, source: str) -> Compute:
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
     """Return the time at which each gradient is ready, in ms from the start of backward.
 
-    Gradients are computed sequentially. `shares` are relative durations of the gradients' computations.
+    Gradients are computed sequentially. `shares` are relative durations of the gradients' computations; if they sum to
+    0, the result is empty.
     """
     total = sum(shares)
     return [backward_ms * completed / total for completed in accumulate(shares)] if total else []

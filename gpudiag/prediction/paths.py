@@ -197,7 +197,7 @@ class Paths:
         return all((a, b) in measured or (b, a) in measured for a, b in names)
 
     def nvlink(self, a: int, b: int) -> bool:
-        """Return whether NVLink joins two GPUs: by the link's kind, or because both are SXM boards."""
+        """Return whether NVLink joins two GPUs: by the link's kind, or if both are SXM boards with peer access."""
         kind = self.kind(a, b)
         if kind != "unknown":
             return kind.startswith("NV")
@@ -225,11 +225,13 @@ class Paths:
             return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         if link is not None and self.nvlink(a, b):
+            # `NV4` has four lanes. If the kind is unknown too, a single lane is assumed.
             lanes = link.lanes or int(link.kind.removeprefix("NV")) if link.kind.startswith("NV") else 1
             gpu = self._gpus.get(self.devices[a])
             known = [lane.gb_per_s for lane in gpu.nvlinks if lane.gb_per_s] if gpu is not None else []
             lane_rate = min(known) if known else _NVLINK_LANE
             return directions * self._assume(f"{src}-{dst}", lanes * lane_rate * _NVLINK_SHARE, "GB/s by its lanes")
+        # A direct copy over PCIe also uses the links of both GPUs.
         return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
 
     def _pcie(self, gpu: Gpu | None) -> float:

@@ -60,7 +60,7 @@ class Situation:
 
     def ring_curve(self) -> Curve:
         """Return the assumed curve of an all-reduce around the best ring."""
-        count = max(2, self.devices)
+        count = max(2, self.devices)  # a ring has at least two devices
         empty = empty_all_reduce_ms(count, nvlink=self.paths.ring_is_nvlink)
         return Curve({0: empty, 1 << 30: empty + 2 * (count - 1) / count * (1 << 30) / (self.ring_rate() * 1e6)}, count)
 
@@ -78,6 +78,7 @@ class Situation:
         """
         count = self.devices
         curve = self.nccl_curve or self.ring_curve()
+        # The rate depends on the size of one owner's parameters.
         rate = curve.busbw(size / count if spread else size)
         share = (count - 1) / count if spread else (2 * count - 3) / (2 * count - 2)
         return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
@@ -106,7 +107,7 @@ class Situation:
         elif self.on_gpu:
             rate = min(_device_memory(gpu.compute_capability) for gpu in self.facts.gpus if gpu.visible)
         else:
-            rate = self.paths.host_memory() / 2
+            rate = self.paths.host_memory() / 2  # each copied byte is read and written
         return size / (rate * 1e6)
 
 

@@ -20,7 +20,7 @@ from gpudiag.prediction.paths import HOST, Paths
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
 #: If each of two simultaneous staged copies in opposite directions reaches less than this share of the one-way rate,
-#: both are assumed to share one path in the host.
+#: both are assumed to share one path in the host. On one path each reaches 0.5, on separate paths 1.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20

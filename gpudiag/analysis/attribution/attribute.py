@@ -139,7 +139,7 @@ class _Gaps(msgspec.Struct, frozen=True):
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     """Return the launch of the op after each gap of `free`."""
     ops = track.ops
-    # The op after a gap is the first op that starts at or after the gap's end.
+    # The op after a gap is the first op that starts at or after the gap's end. A gap after all ops gets the last op.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
     # A gap that begins during the launch call is the cost of launching: the op may not have reached the device yet.

@@ -15,7 +15,7 @@ def check_driver(setting: JobSetting) -> Check:
     code, host, facts = "gpu-driver", setting.host, setting.facts
     if not facts.gpus:
         reason = host.reasons.get("gpus") or setting.surroundings.reasons.get("inventory", "none is listed")
-        if reason.startswith("PCI shows"):
+        if reason.startswith("PCI shows"):  # the inventory's reason if the GPUs' driver does not work
             return Check(code=code, status="blocked", title=f"{reason}.", fix=_driver_steps(setting))
         if "inventory" in setting.surroundings.reasons:
             return Check(

@@ -24,7 +24,7 @@ def check_shared_memory(setting: JobSetting) -> Check:
     if host.shm_free_bytes >= needed:
         return Check(code=code, status="ok", title=f"{seen}.")
     fix = []
-    size = max(16, -(-needed >> 30))  # GiB
+    size = max(16, -(-needed >> 30))  # GiB, rounded up
     if host.shm_bytes >= needed:
         fix.append("ls -l /dev/shm   # remove what ended jobs left")
     elif setting.in_container:

@@ -15,6 +15,7 @@ from gpudiag.model.checkup import Check
 from gpudiag.model.facts import Link
 
 _TRANSPORT = "nccl-transport"
+#: Distances of two GPUs, as values of NCCL_P2P_LEVEL, the nearest first.
 _ORDER = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 #: Values of NCCL_P2P_LEVEL before NCCL 2.5 → values today.
 _OLD_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
@@ -56,6 +57,7 @@ def _transport(link: Link, setting: JobSetting) -> str:
     environment = setting.host.environment
     if link.peer_access is None and link.lanes == 0:
         return "unknown"
+    # NCCL_P2P_LEVEL has no value for `NODE` (two host bridges of one NUMA node): assume the next farther value.
     distance = "NVL" if link.lanes > 0 else {"NODE": "SYS"}.get(link.kind, link.kind)
     level = _level(environment, setting)
     near = distance not in _ORDER or _ORDER.index(distance) <= _ORDER.index(level)
@@ -81,6 +83,7 @@ def _faster(setting: JobSetting, counts: Counter[str], environment: Mapping[str,
         steps.append("unset NCCL_P2P_DISABLE")
     if any(link.peer_access for link in slow) and environment.get("NCCL_P2P_LEVEL"):
         steps.append("unset NCCL_P2P_LEVEL")
+    # A hypervisor may hide the hardware's distances, so no level is recommended there.
     if slow and not steps and any(link.peer_access for link in slow) and not setting.host.hypervisor:
         steps.append("export NCCL_P2P_LEVEL=SYS   # keep it only if `gpudiag bandwidth` shows that it is faster")
     if "NET (network)" in counts:

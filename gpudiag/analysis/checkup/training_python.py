@@ -19,6 +19,7 @@ def check_interpreter(setting: JobSetting) -> Check:
             fix=("Give the job's interpreter: gpudiag doctor --python PATH",),
             not_seen=reason,
         )
+    # If the version is known, the interpreter runs, and `check_framework` reports the problem.
     if python.problem is not None and python.framework is None and python.version is None:
         fix = (python.hint,) if python.hint else ()
         return Check(code="interpreter", status="blocked", title=f"{python.problem}.", fix=fix)
@@ -41,7 +42,7 @@ def check_framework(setting: JobSetting) -> Check:
 
 
 def _on_gpus(setting: JobSetting, python: PythonSeen, name: str) -> Check:
-    """Compare the CUDA of the framework with the driver's; `name` is the framework's title with its version."""
+    """Compare the versions of CUDA of framework and driver; `name` is the framework's title with its version."""
     code, driver_cuda = "framework", setting.host.cuda_driver
     if python.cuda is None:
         if python.framework_title == "PyTorch":

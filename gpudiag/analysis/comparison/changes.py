@@ -200,8 +200,8 @@ def _order(change: PartChange) -> tuple[float, str, str, str, int]:
 def line_changes(before: Analysis, after: Analysis) -> tuple[LineChange, ...]:
     """Return the change of each source line of the training thread, mean over ranks, largest difference first.
 
-    The result is empty unless both runs timed lines. Two lines are the same if their file, function and text agree (or
-    number, if the text is unknown), because an edit above a line changes its number.
+    The result is empty unless both runs timed lines. Two lines are the same if their file, function and text agree,
+    because an edit above a line changes its number. If the text is unknown, the number must agree.
     """
     if not before.lines or not after.lines:
         return ()

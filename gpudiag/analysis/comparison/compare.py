@@ -234,7 +234,7 @@ def find_cause(
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
     """Return the cause on the rank for which waits changed most; None unless this is most of the change.
 
-    It is also None if none of the rank's other buckets changed in the direction `sign` (1 slower, -1 faster).
+    It is also None if no bucket of the rank except waiting changed in the direction `sign` (1 slower, -1 faster).
     """
     waits_ms: dict[int, list[float]] = defaultdict(list)  # awaited rank → changes of waits in this direction
     for wait in waits:

@@ -154,6 +154,7 @@ _FUSED_CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("random", r"dropout|inductor_random|rand|bernoulli"),
 )
 _FUSED_COMPILED = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _FUSED_CLASSES)
+#: Kind in the name of a Triton kernel (pointwise, foreach, reductions, template) → class, if no fused operator decides.
 _BY_TRITON_KIND: dict[str, KernelClass] = {
     "poi": "elementwise",
     "for": "elementwise",

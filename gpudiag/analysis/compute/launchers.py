@@ -96,7 +96,7 @@ def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
-    """Return float64[n], ns: each op's share of `spans`, sorted and disjoint, if ops divide each instant equally.
+    """Return float64[n], ns: each op's share of `spans` (sorted, disjoint) if ops divide each instant equally.
 
     >>> from gpudiag.intervals import as_set
     >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))

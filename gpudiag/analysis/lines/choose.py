@@ -106,7 +106,7 @@ def loop_depth(process: ProcessTimes) -> int:
 
     The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
     belongs to a library, the loop's lines are those of the functions that the library calls. If no frame stays open,
-    all lines count as the loop's.
+    all lines count as lines of the loop.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:
@@ -115,7 +115,10 @@ def loop_depth(process: ProcessTimes) -> int:
 
 
 def _omitted_below(process: ProcessTimes, node: int, children: dict[int, list[int]]) -> int:
-    """Descend from a node to omitted lines as long as they take most of the node's time; return the last node."""
+    """Descend from a node to omitted lines as long as they take most of the node's time; return the last node.
+
+    Times of unprofiled steps decide, because during a trace the time of omitted lines counts for recorded lines.
+    """
     mean = process.total_ns.mean(axis=1) if process.steps else np.zeros(len(process.tree.parent))
     while True:
         omitted = [child for child in children.get(node, ()) if child in process.omitted]

@@ -15,7 +15,7 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation of the difference (step mark in the trace - step in the line log) from its median. A larger
+#: Maximum median absolute deviation of the differences (step mark in the trace - step in the line log). A larger
 #: deviation shows that section and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
 #: Minimum number of steps paired with marks.
@@ -39,7 +39,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     tracing_ns: NDArray[np.float64] = np.zeros(0)
 
     def inside(self, times: Intervals) -> LinesOnTrace:
-        """Return the parts of the stretches within `times`, which are sorted and disjoint, without `tracing_ns`."""
+        """Return the parts of the stretches within `times` (sorted, disjoint). The result has no `tracing_ns`."""
         first = np.searchsorted(times.end, self.start, side="right")
         last = np.searchsorted(times.start, self.end, side="left")
         count = np.maximum(last - first, 0)  # number of `times` that each stretch overlaps

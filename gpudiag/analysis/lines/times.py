@@ -91,9 +91,10 @@ class ProcessTimes:
         return later
 
     def _remove_cost(self, later: Times, first: int) -> None:
-        """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps.
+        """Subtract the cost of tracing from `later` (float64[nodes, later steps], ns), in place.
 
-        Each event, and each call of an unrecorded function, costs the same. The cost belongs to the current line.
+        `first` is the number of first steps. Each event, and each call of an unrecorded function, costs the same.
+        The cost belongs to the current line.
         """
         walked = self.alone
         assert walked is not None  # noqa: S101  # `later` has steps
@@ -178,7 +179,10 @@ class ProcessTimes:
         return np.median(counts, axis=1)
 
     def _give_back(self, later: Times) -> None:
-        """Move time in `later`, in place, from recorded lines to the omitted lines that run after them."""
+        """Move time in `later`, in place, from recorded lines to the omitted lines that run after them.
+
+        `later` is as in `_remove_cost`.
+        """
         if not self.omitted:
             return
         cost = _EVENT_NS[self.log.by]

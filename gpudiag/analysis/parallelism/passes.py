@@ -34,10 +34,10 @@ _SHORT = 0.1
 def passes_of_step(
     timeline: Timeline, attribution: Attribution, grid: RankGrid, schedule: PipelineSchedule
 ) -> tuple[PassOfStage, ...]:
-    """Return the passes of the step of median length, on one rank of each stage.
+    """Return the passes of the step of median length (on the first rank shown), on one rank of each stage.
 
     If the trace does not name passes, each rank's compute is cut into passes at its messages. Compute after the passes
-    of all microbatches, such as the update, is left out.
+    of all microbatches, such as the update, is left out. Times count from the start of the first pass.
     """
     shown: dict[int, tuple[DeviceTrack, TrackAttribution]] = {}
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):

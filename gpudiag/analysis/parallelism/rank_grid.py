@@ -76,7 +76,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
     position: dict[int, dict[GroupRole, int]] = defaultdict(dict)
     for role, of_role in along.items():
         for index, rank in ((index, rank) for group in of_role for index, rank in enumerate(group.ranks)):
-            position[rank][role] = index % sizes[role]
+            position[rank][role] = index % sizes[role]  # a group of all ranks is larger than the corrected size
     in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
     return RankGrid(
         sizes={role: sizes[role] for role in in_order if sizes[role] > 1},

@@ -40,7 +40,10 @@ def described_role(description: str) -> GroupRole | None:
 
 
 def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
-    """Return the role of a group without a description, from its number of calls by operation; it may be `unknown`."""
+    """Return the role of a group without a description, from its number of calls by operation; it may be `unknown`.
+
+    Operations of fewer roles are tested first.
+    """
     if operations.get("all_to_all"):
         return "expert"
     if any(operations.get(operation) for operation in POINT_TO_POINT):

@@ -67,7 +67,10 @@ def schedule_of(timeline: Timeline, grid: RankGrid | None) -> PipelineSchedule |
 
 
 def named_passes(timeline: Timeline, track: DeviceTrack) -> list[NamedPass]:
-    """Return the passes that the trace of a rank names, within the analysed steps, in order of time."""
+    """Return the passes that the trace of a rank names, within the analysed steps, in order of time.
+
+    A name without a stage (`Forward 3`) counts as stage 0.
+    """
     events = timeline.traces[track.trace].events
     matches = {index: match for index, name in enumerate(events.names) if (match := _ACTION.fullmatch(name))}
     if not matches:
@@ -101,7 +104,8 @@ def _rows_named(events: EventTable, names: NDArray[np.int64], track: DeviceTrack
 def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
     """Return max(sends, receives) per step for each rank that communicates with other stages.
 
-    A batched message (`send_recv`) counts once. Groups of unknown role are assumed to be between stages.
+    A batched message (`send_recv`) counts once. Groups of unknown role are assumed to be between stages. In
+    a pipeline, each rank sends as many messages as it receives, so that the larger number is the more complete one.
     """
     counts = []
     for track in timeline.tracks:

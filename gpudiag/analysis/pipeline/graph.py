@@ -159,6 +159,7 @@ def _order_worker(
     _chain(computes, before)
     others = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
     recorded.add_last_ended(others, computes, before)
+    # Transfers of one kind follow each other, unless the recording shows that they overlap.
     for kind in (*SEND_KINDS, *RECEIVE_KINDS):
         of_kind = grid.rows_of(kind, stage=stage)
         recorded.add_last_ended(of_kind, of_kind, before)
@@ -198,7 +199,7 @@ class _RecordedOrder:
         return [rows[number] for number in np.argsort(start, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
-        """Let each row follow the last operation of a stream that has ended before the row in nearly all samples.
+        """Let each row follow the last of a stream's operations that have ended before the row in nearly all samples.
 
         `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency. A
         row that is itself in the stream follows only operations ahead of it.

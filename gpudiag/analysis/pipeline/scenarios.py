@@ -83,7 +83,7 @@ def imbalance_of(job: SimulatedJob) -> Imbalance:
 
     A cause is removed by dividing durations by its factor, so that differences between the workers of a stage (`rank`),
     between stages, or between microbatches (`sequence`) vanish. This also lengthens computations that are shorter than
-    usual. If the step gets longer because these computations do, removing the cause saves nothing.
+    usual. If this makes the step longer, removing the cause saves nothing.
     """
     step_ms, ideal_ms = float(job.steps.step_ms.mean()), float(job.ideal.step_ms.mean())
     factors = {"rank": job.factors.worker, "stage": job.factors.stage, "sequence": job.factors.sequence}

@@ -79,6 +79,7 @@ def conclude(
         pairs=pairs,
         links=devices.by_link(pairs),
         waterfalls=tuple(falls),
+        # Forecasts assume constant samples per device, as in weak scaling.
         prospects=tuple(_prospects(points, falls, wanted.network, doubts)) if mode == "weak" else (),
         durations=times,
         remarks=(

@@ -315,7 +315,7 @@ def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> I
     """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point.
 
     In weak scaling, an iteration on n devices trains n times the samples of an iteration on one device. Therefore
-    `like_one_device_hours` has the time in which n devices train the samples of the wanted iterations on one device.
+    `like_one_device_hours` has the time in which n devices train as many samples as one device in these iterations.
     """
     per_minute = samples_per_hour / point.global_batch / 60
     if wanted.samples is not None:

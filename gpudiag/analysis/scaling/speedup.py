@@ -2,7 +2,7 @@
 
 Each start of a job gets different cores and memory, so that mean step times vary more between starts than the steps of
 one start suggest. For example, ResNet-50 on one H200 with a busy host took 17.8 ms in one start and 30.6 ms in another,
-with little scatter within each. Therefore every point is started twice, and the scatter between starts widens its
+with little scatter within each start. Therefore every point is started twice, and the scatter between starts widens its
 95 % interval.
 
 Efficiency is relative to one device. If the host slowed the job on one device, several devices can appear to exceed 100

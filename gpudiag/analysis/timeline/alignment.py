@@ -120,7 +120,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
     enough = count.max() // 2  # offsets with fewer votes are no candidates
     peaks: list[tuple[int, int]] = []  # (offset, votes)
     left = count.copy()
-    while len(peaks) < 2 * _WIDEST_LAG:
+    while len(peaks) < 2 * _WIDEST_LAG:  # about one peak per lag
         top = int(left.argmax())
         if left[top] < max(enough, 1):
             break
@@ -203,7 +203,8 @@ def _by_nearest_end(
     first, last = int(a.end[keep_a].min()), int(a.end[keep_a].max())
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
-    # Shift the ends of each signature so far that nearest neighbours have the same signature.
+    # Shift the ends of each signature so far that nearest neighbours have the same signature. For this, the ends of b
+    # are clipped to a range in which the clipped ends are still too far from those of a to match.
     apart = last - first + 8 * tolerance
     end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)

@@ -189,7 +189,7 @@ def _thread_later(thread: HostThread, shift: int) -> HostThread:
 
 
 def _draft(view: RankEvents, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
-    """Return the (work, steps, windows) of a device on the common clock, which is `shift` ns ahead of its trace's."""
+    """Return the (work, steps, windows) of a device on the common clock: the trace's times plus `shift` ns."""
     steps = msgspec.structs.replace(view.steps, start=view.steps.start + shift, end=view.steps.end + shift)
     own = view.ops[device]
     ops = msgspec.structs.replace(

@@ -300,6 +300,7 @@ def _match_messages(
 
     A host-side send's record lasts until its process waits for the send; the send really ends when it is received. A
     side that came last, or whose record ends before the other side came, did not wait: its last rank is its own rank.
+    `columns` and `offsets` (ns) have one element per track.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns

@@ -184,7 +184,8 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
     Attributes:
         launches: number of calls whose name led to recorded device work at least once. Calls at the capture's edges are
-            left out, because their work may lie outside of the capture.
+            left out, because their work may lie outside of the capture. Without recorded kernels, all launches and
+            copies count.
         lost: number of launches without a device op.
         missing: whether the process launched work, or states that it uses a device, although no kernel was recorded.
         unread: names of accelerators whose activity no reader supports, if no other device computed.
@@ -206,7 +207,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
     @property
     def loses_launches(self) -> bool:
-        """Return whether the profiler lost device ops, because many launches have none."""
+        """Return whether many launches have no device op, which shows that the profiler lost ops."""
         return not self.missing and self.lost >= max(FEWEST_LOST, LOST_SHARE * self.launches)
 
 

@@ -48,7 +48,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # In a runtime call with a communication role, an executor (XLA, TensorFlow) waits for its collective or its copies.
+    # In a runtime call with a communication role, XLA or TensorFlow waits for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True

@@ -274,6 +274,6 @@ def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> b
         return True
     matched = member.instances != UNKNOWN
     if np.count_nonzero(seen) < FEWEST_SEEN:
-        # The captures do not overlap: the other ranks recorded enough collectives, but at a different time.
+        # The captures do not overlap. If the other ranks recorded enough collectives, they did so at a different time.
         return bool(matched.any()) or few_others
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))

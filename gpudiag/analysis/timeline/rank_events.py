@@ -115,7 +115,7 @@ class _Host:
         device_rows, calls: rows of all device work, and of the call that launched each (`UNKNOWN` if not recorded).
         collective_rows: rows of the trace's collectives.
         waits_in_collectives: whether the training thread waits in calls while other threads run its operators.
-        awaited: otherwise, on CPUs, the training thread's waits for collectives inside operators.
+        awaited: on CPUs, unless `waits_in_collectives`, the training thread's waits for collectives inside operators.
         steps, threads, communication, communication_calls: as in `RankEvents`.
     """
 

@@ -145,6 +145,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
             continue
         distance = np.diff(positions)
         period = int(median(distance))
+        # A period of 1 is a series of equal launches. Also in short steps, distances may differ by two launches.
         if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
     # Similar periods count as one period, because the number of launches of a step may vary slightly.

@@ -58,7 +58,8 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
 def _interpolated(known: list[tuple[int, float]], size: int) -> float:
     """Return the time at `size`, interpolated linearly between known (size, time) points.
 
-    Beyond the largest size, the time is in proportion to the size. Below the smallest size, it is the smallest size's.
+    Beyond the largest size, the time is in proportion to the size. Below the smallest size, it is the time of the
+    smallest size.
     """
     below = max((point for point in known if point[0] <= size), default=known[0])
     above = min((point for point in known if point[0] >= size), default=None)

@@ -59,7 +59,8 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
         warmup_s: longest warm-up of a point.
         budget_s: begin no point after this many seconds of measuring; the most useful points come first.
         recorded: points to record for the waterfall. `auto`: the point with the most devices of each strategy that
-            communicates, and its baseline. `first`: these two points of the first strategy. Or `all`, `none`.
+            communicates, and its baseline. `first`: these two points of the first strategy. `all`, `none`: every
+            point, no point.
         halve: halve the batch of a point that runs out of memory, until it fits.
         again: measure points again that failed before.
         measure_only: save the points without conclusions, which another machine can derive later.

@@ -114,7 +114,7 @@ def pack(events: EventTable) -> PackedTable:
     start, end = events.start_ns[order], events.end_ns[order]
     correlation = events.correlation[order]
     known = correlation != NO_CORRELATION
-    # `gap` is the time since the end of the preceding stored event. It may be negative.
+    # `gap` is the time since the end of the preceding stored event. It may be negative. The slice is for empty tables.
     parts = {
         "gap": start - np.concatenate([np.zeros(1, np.int64), end[:-1]])[: len(start)],
         "duration": end - start,

@@ -257,6 +257,7 @@ def _log_files(directory: Path | None) -> list[Path]:
     if folder is None or folder.is_symlink() or not folder.is_dir():
         return []
     names = {path: _RANK_LOG.fullmatch(path.name) for path in folder.glob("*.json.gz")}
+    # A rank has at most seven digits, so that 10**7 is after all ranks.
     order = sorted(names, key=lambda path: (int(rank[1]) if (rank := names[path]) else 10**7, path.name))
     return order[:_MAX_LOGS]
 
