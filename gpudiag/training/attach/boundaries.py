@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 _MIN_CALLS = 3
 #: Minimum number of observed calls. A GAN may call its critic's optimizer five times before its generator's optimizer.
 MIN_OBSERVED_CALLS = 6
-#: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
+#: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored. An optimizer
+#: that steps once in 13 calls of another one has three calls by then.
 _MAX_CALLS = 40
 
 #: Minimum ratio of the training time to the time of the checks that follow the first `_FIRST_CHECKS` checks.
@@ -149,7 +150,10 @@ class StartBarrier:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the first step that all ranks measure; None if it is not known yet. The method never waits."""
+        """Return the first step that all ranks measure; None if it is not known yet. The method never waits.
+
+        `step` is the number of steps of this rank that have ended. A job of one process begins with this step.
+        """
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:

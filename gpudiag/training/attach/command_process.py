@@ -130,7 +130,8 @@ class ProcessReporter:
         """Write a report with `calls` optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
-        # The time before the first call includes the start of the program, so it does not show the rate of calls.
+        # The time before the first call includes the start of the program, so it does not show the rate of calls. The
+        # next report is then due at call 10, when the rate is known.
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
         self._written_s, self._written_calls = now_s, calls
         if self.stage == "imported":
@@ -173,7 +174,8 @@ def _uncaught() -> str | None:
 def may_train() -> bool:
     """Return whether this process may train: it is neither a launcher nor a DataLoader worker.
 
-    A training process may import the launcher's module too, but only training processes have a process group.
+    A training process may import the launcher's module too, but only training processes have a process group. A child
+    of `multiprocessing` without a process group is regarded as a DataLoader worker.
     """
     torch: Any = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)

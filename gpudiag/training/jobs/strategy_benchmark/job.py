@@ -88,7 +88,7 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
         gc.collect()
         if world.on_gpu:
             torch.cuda.empty_cache()
-    world.gather(None)
+    world.gather(None)  # wait until rank 0 has written
     progress.tell("done")
     world.close()
 
@@ -280,9 +280,9 @@ class _Benchmark:
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two looks agree or `kept_s` seconds are left. Return the slowest rank's step time in ms.
+        """Train until two looks agree, but at most `_MOST_LOOKS`, and only while more than `kept_s` seconds are left.
 
-        The step time of a slow candidate need not be precise, so it has only a few looks.
+        Return the slowest rank's step time in ms. The step time of a slow candidate need not be precise, so it has only a few looks.
         """
         first = 0.0
         for number in range(_FIRST_STEPS):  # the last of them takes as long as later steps
@@ -361,6 +361,7 @@ class _Benchmark:
 
         Candidates in `always` have turns until `_LEAST_ROUNDS`, even if the time is over.
         """
+        # A candidate may be slow compared with a candidate that was set up later. It has at most `_SLOW_LOOKS` rounds.
         if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
             return False
         over = self._left_s() < 0.0  # this waits for all ranks, so they begin the turn together
