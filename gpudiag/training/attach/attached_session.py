@@ -106,7 +106,7 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step (except in the first call), and begin the next step. Return False when everything is measured."""
+        """End a step (except in the first call), and begin the next step. Return False when the measurement is over."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
@@ -272,7 +272,7 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Return how many more steps a command needs, and options, if there are any, with which its steps are enough.
+    """Say how many more steps a command needs, and suggest options, if there are any, with which its steps are enough.
 
     Args:
         ran: number of steps of the command.

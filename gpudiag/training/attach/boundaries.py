@@ -1,7 +1,7 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
-precedes it since the previous call. A program may call several optimizers in sequence: one for each group of parameters
+has run since the previous call. A program may call several optimizers in sequence: one for each group of parameters
 or, within backward, one for each parameter. Only the first call of such a sequence counts. The optimizer with the
 fewest counted calls ends a step. If several optimizers have the fewest calls, the first called of them ends a step.
 

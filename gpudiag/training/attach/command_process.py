@@ -83,15 +83,16 @@ class ProcessReport:
 
     Attributes:
         pid, rank, world_size: process number and cluster position; rank 0 of 1 while the position is unknown.
-        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
-            `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
+        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: the process waits for
+            other ranks; `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in
+            this process.
         calls: number of optimizer steps so far.
         helper: True if the process is a launcher or a DataLoader worker.
         numbered: True if a launcher set the environment variable RANK.
         own_profiler: True if the program has created a profiler.
         distributed_optimizer: True if the program imported `torch.distributed.optim`, whose optimizers are not hooked.
         error: the exception that ended the program, or the reason why gpudiag failed; None if neither happened.
-        ended_s: time at which the process ended without a signal, in seconds of `time.time`; None before that.
+        ended_s: time at which the process ended without a signal, in seconds of `time.time`; otherwise None.
     """
 
     pid: int

@@ -52,7 +52,7 @@ _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
 #: A look is a measurement of a candidate's step time during warm-up. Warm-up ends when two consecutive looks differ by
-#: less than this share, or after this number of looks.
+#: less than this share, or when this number of looks has followed the first look.
 _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate is slow if its step time exceeds another candidate's by this factor. A slow candidate has no turns, but
 #: at most this number of looks, of which the last two count as rounds.
@@ -280,9 +280,10 @@ class _Benchmark:
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two looks agree, but at most `_MOST_LOOKS`, and only while more than `kept_s` seconds are left.
+        """Train until two looks agree, `_MOST_LOOKS` have followed the first, or only `kept_s` seconds are left.
 
-        Return the slowest rank's step time in ms. The step time of a slow candidate need not be precise, so it has only a few looks.
+        Return the slowest rank's step time in ms. A slow candidate has only a few looks, because its step time need not
+        be precise.
         """
         first = 0.0
         for number in range(_FIRST_STEPS):  # the last of them takes as long as later steps
