@@ -139,7 +139,7 @@ class Attachment:
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
         finds_ends = once or (direct and self._count_nodes is not None)
-        if last <= steps or self._entered.handler is None or not finds_ends:  # no handler: `_detach` was called
+        if last <= steps or self._entered.handler is None or not finds_ends:  # no handler: the measurement is over
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]

@@ -181,7 +181,7 @@ class StartBarrier:
             step_s = (begun_s - self._ended_s) / (step - self._checked_step)
             distance = max(_MIN_DISTANCE, math.ceil(_RATIO * check_s / step_s))
             if distance > self._posted_distance:
-                self._posted_distance = 1 << (distance - 1).bit_length()  # the next power of two
+                self._posted_distance = 1 << (distance - 1).bit_length()  # a power of two, to rise rarely
                 begun_s = self._clock()
                 self._post()
                 self._posting_s = self._clock() - begun_s

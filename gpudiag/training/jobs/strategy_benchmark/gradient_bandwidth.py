@@ -64,7 +64,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
     collectives: list[Collective] = []
     if world.size < 2 or not sizes:
         return collectives
-    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)  # 4 bytes per value, at least one
+    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)  # 4 bytes per value, at least one value
     for transport, candidate in transports.items():
         strategy = pytorch_strategy(candidate.strategy)
         close: Callable[[], None] | None = None

@@ -362,7 +362,7 @@ class _Benchmark:
 
         Candidates in `always` have turns until `_LEAST_ROUNDS`, even if the time is over.
         """
-        # A candidate may be slow compared with a candidate that was set up later. It has at most `_SLOW_LOOKS` rounds.
+        # A candidate that is slow compared with one that was set up later has at most `_SLOW_LOOKS` rounds.
         if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
             return False
         over = self._left_s() < 0.0  # this waits for all ranks, so they begin the turn together
