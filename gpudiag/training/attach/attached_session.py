@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 #: Seconds until the unprofiled steps are saved for the first time.
 _SAVE_AFTER_S = 1.0
-#: A step in which an epoch ends is excluded from the step times while epochs end in at most this share of all steps.
+#: A step in which an epoch ends is excluded from the step times while epochs end in at most this share of all steps. If
+#: epochs end more often, the work after an epoch is part of the usual steps.
 _MAX_EPOCH_ENDS = 1 / 3
 #: Smallest suggested values of `--warmup` and `--steps`.
 MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS = 1, 2
-#: Largest suggested value of `--steps`.
+#: Largest suggested value of `--steps`, which is also the largest default.
 _MAX_ADVISED_STEPS = 100
 
 OWN_PROFILER = "the program uses its own profiler, so its steps were timed and not recorded"
@@ -105,11 +106,11 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step (except in the first call), and begin the next step. Return False when everything is measured."""
+        """End a step (except in the first call), and begin the next step. Return False when the measurement is over."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
-        if phases is None or self._range is None:
+        if phases is None or self._range is None:  # the first call
             self._begin()
         else:
             self._range.__exit__(None, None, None)
@@ -160,13 +161,14 @@ class AttachedSession:
 
     def _begin(self) -> None:
         """Begin the phases of the measurement (warm-up first), on the training thread."""
+        # `SplittableAgreement` computes the time that it waits from the step time, so `timeout_s` is not used.
         phases = self._measurement.begin(
             self._runtime, loaders=self._loaders, agreement=partial(SplittableAgreement, timeout_s=0.0)
         )
         phases.sees_input = False  # until a batch is fetched from a marked loader
         agreement = self._measurement.agreement
         if self._late and isinstance(agreement, SplittableAgreement):
-            agreement.decide_alone()
+            agreement.decide_alone()  # the other ranks are at other steps
         self._marked.enter_context(marked_loaders(self._on_loader_end))
 
     def _end_step(self, phases: Phases, now_ns: int) -> None:
@@ -243,7 +245,7 @@ class BackgroundWindow(ProfiledWindow):
     failure: str = ""
 
     def _save(self, profiler: Any) -> None:
-        """Write the trace in another thread, or in the calling thread if no thread can be started."""
+        """Write the trace of `profiler`, which has stopped, in another thread, or here if no thread can be started."""
         if not self._kept:  # the recording was discarded
             return
         self.saved = True  # the rank's record names the trace unless writing it fails
@@ -260,7 +262,7 @@ class BackgroundWindow(ProfiledWindow):
         except Exception as error:  # noqa: BLE001  # the record does not name the lost trace
             self.saved = False
             self.failure = str(getattr(error, "strerror", None) or error)
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError):  # PyTorch's profiler does not report a failed write
                 self.failure = "the profiler has written nothing; the disk may be full"
 
     def join(self) -> None:
@@ -270,7 +272,7 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many more steps a command needs, and suggest options with which its present steps are enough.
+    """Say how many more steps a command needs, and suggest options, if there are any, with which its steps are enough.
 
     Args:
         ran: number of steps of the command.
@@ -282,7 +284,7 @@ def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, line
     warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
-    # `fewest_steps` counts one unprofiled step; the suggested `--steps` is at least `MIN_ADVISED_STEPS`, which is 2.
+    # `+ 1`: `fewest_steps` counts one unprofiled step, but the suggested `--steps` is at least `MIN_ADVISED_STEPS` (2).
     fits = remaining >= fewest_steps(lines=lines) + 1
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     if at_least and fits:  # the suggested options replace a number of which only a lower bound is known

@@ -139,7 +139,7 @@ class Attachment:
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
         finds_ends = once or (direct and self._count_nodes is not None)
-        if last <= steps or self._entered.handler is None or not finds_ends:
+        if last <= steps or self._entered.handler is None or not finds_ends:  # no handler: the measurement is over
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]
@@ -151,7 +151,7 @@ class Attachment:
                 return
             if not once:
                 nodes_now = count_nodes()
-                if nodes_now <= nodes:
+                if nodes_now <= nodes:  # no forward pass since the counted call
                     return
                 nodes = nodes_now
             if steps < last:
@@ -282,7 +282,7 @@ def _node_counter() -> Callable[[], int] | None:
 
 
 def _backward_number() -> Callable[[], int]:
-    """Return a function that returns the number of the current backward pass."""
+    """Return a function that returns the number of the current backward pass; `_NO_BACKWARD` if there is none."""
     import torch
 
     # PyTorch has no public function that returns this number.

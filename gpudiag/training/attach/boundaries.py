@@ -1,7 +1,7 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
-precedes it since the previous call. A program may call several optimizers in sequence: one for each group of parameters
+has run since the previous call. A program may call several optimizers in sequence: one for each group of parameters
 or, within backward, one for each parameter. Only the first call of such a sequence counts. The optimizer with the
 fewest counted calls ends a step. If several optimizers have the fewest calls, the first called of them ends a step.
 
@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 _MIN_CALLS = 3
 #: Minimum number of observed calls. A GAN may call its critic's optimizer five times before its generator's optimizer.
 MIN_OBSERVED_CALLS = 6
-#: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
+#: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored. An optimizer
+#: that steps once in 13 calls of another one has three calls by then.
 _MAX_CALLS = 40
 
 #: Minimum ratio of the training time to the time of the checks that follow the first `_FIRST_CHECKS` checks.
@@ -149,7 +150,10 @@ class StartBarrier:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the first step that all ranks measure; None if it is not known yet. The method never waits."""
+        """Return the first step that all ranks measure; None if it is not known yet. The method never waits.
+
+        `step` is the number of steps of this rank that have ended. A job of one process begins with this step.
+        """
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:
@@ -177,7 +181,7 @@ class StartBarrier:
             step_s = (begun_s - self._ended_s) / (step - self._checked_step)
             distance = max(_MIN_DISTANCE, math.ceil(_RATIO * check_s / step_s))
             if distance > self._posted_distance:
-                self._posted_distance = 1 << (distance - 1).bit_length()  # the next power of two
+                self._posted_distance = 1 << (distance - 1).bit_length()  # a power of two, to rise rarely
                 begun_s = self._clock()
                 self._post()
                 self._posting_s = self._clock() - begun_s

@@ -128,7 +128,7 @@ def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
     """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
 
     If there are no other ranks, return this process's own id. Also return this id, without waiting any longer, if the
-    process's optimizer steps are measured meanwhile.
+    process's optimizer steps are being measured, or have been.
     """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)

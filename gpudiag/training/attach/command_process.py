@@ -83,15 +83,16 @@ class ProcessReport:
 
     Attributes:
         pid, rank, world_size: process number and cluster position; rank 0 of 1 while the position is unknown.
-        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
-            `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
+        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: the process waits for
+            other ranks; `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in
+            this process.
         calls: number of optimizer steps so far.
         helper: True if the process is a launcher or a DataLoader worker.
         numbered: True if a launcher set the environment variable RANK.
         own_profiler: True if the program has created a profiler.
         distributed_optimizer: True if the program imported `torch.distributed.optim`, whose optimizers are not hooked.
         error: the exception that ended the program, or the reason why gpudiag failed; None if neither happened.
-        ended_s: time at which the process ended without a signal, in seconds of `time.time`; None before that.
+        ended_s: time at which the process ended without a signal, in seconds of `time.time`; otherwise None.
     """
 
     pid: int
@@ -130,7 +131,8 @@ class ProcessReporter:
         """Write a report with `calls` optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
-        # The time before the first call includes the start of the program, so it does not show the rate of calls.
+        # The time before the first call includes the start of the program, so it does not show the rate of calls. The
+        # next report is then due at call 10, when the rate is known.
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
         self._written_s, self._written_calls = now_s, calls
         if self.stage == "imported":
@@ -173,7 +175,8 @@ def _uncaught() -> str | None:
 def may_train() -> bool:
     """Return whether this process may train: it is neither a launcher nor a DataLoader worker.
 
-    A training process may import the launcher's module too, but only training processes have a process group.
+    A training process may import the launcher's module too, but only training processes have a process group. A child
+    of `multiprocessing` without a process group is regarded as a DataLoader worker.
     """
     torch: Any = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)

@@ -140,6 +140,7 @@ class CommandWatch:
         stopped = [report for report in self._known if not report.helper and self._newly_stopped(report.pid)]
         ranks = [report.rank for report in stopped]
         if stopped and any(report.rank not in ranks for report in self._known):  # else no rank waits for them
+            # Include the helpers of these ranks, which may be stopped too. CONT has no effect on a running process.
             pids = " ".join(str(report.pid) for report in self._known if report.rank in ranks)
             self._hooks.on_warning(
                 f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger), and the "

@@ -92,6 +92,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     entered = _entered
     if entered is None:
         return
+    # Without arguments there is no closure, and the search is skipped.
     if (len(args) > 1 or kwargs) and any(isinstance(value, _CountingClosure) for value in (*args, *kwargs.values())):
         return  # `_CountingClosure` has already counted each evaluation of the closure as a step
     _step(entered, optimizer)
@@ -208,7 +209,10 @@ def _watch_for_loops(entered: EnteredProcess) -> None:
 
 
 def _watching(entered: EnteredProcess) -> None:
-    """Wait until the main thread computes for `patience_s` without an optimizer step; then record for a fixed time."""
+    """Record for a fixed time if no optimizer has stepped for `patience_s` seconds and the main thread computes.
+
+    Check this four times per `patience_s`, until the process is recorded or its optimizer steps are measured.
+    """
     patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()

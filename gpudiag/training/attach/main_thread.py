@@ -74,7 +74,8 @@ def _add() -> bool:
 def _in_backward() -> bool:
     """Return whether a backward pass has called the interrupted code, for example a hook.
 
-    Interrupted Python code of autograd itself does not count: there the pass has not begun yet, or is over.
+    Interrupted Python code of autograd itself does not count: there the pass has not begun yet, or is over. The
+    interrupted code is the caller of `_Pending.__bool__`, which is two frames up.
     """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # public functions are slower
     while frame is not None and _is_backward(frame):

@@ -179,6 +179,7 @@ def _why_too_few(outcome: CommandOutcome) -> str:
         error = next((rank.error for rank in outcome.ranks if rank.error is not None), None)
         return f"{seen}; {error or 'gpudiag could not tell which of them end a step'}"
     enough = f"about {needed} are needed"
+    # If the user has set both options, smaller values are not suggested.
     if outcome.settings.warmup is None or outcome.settings.steps is None:
         least = needed_steps(replace(outcome.settings, warmup=MIN_ADVISED_WARMUP, steps=MIN_ADVISED_STEPS))
         enough += f", {least} with --warmup {MIN_ADVISED_WARMUP} --steps {MIN_ADVISED_STEPS}"
@@ -257,7 +258,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
         if death.signal == signal.SIGKILL:
             how += "; the kernel does that when memory runs out (see dmesg)"
         consequence = several and death.signal in _BY_LAUNCHERS
-    elif death.exit_code and several:
+    elif death.exit_code and several:  # a single process's exit code is that of the command, which is reported anyway
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
         # The parent reaped the process, so its status is lost. After an exit or exception `ended_s` would be set.
@@ -275,4 +276,5 @@ def _where(outcome: CommandOutcome, report: ProcessReport) -> str:
         return f", at {_PHASES[latest.phase]} {latest.steps}{total}"
     if not report.calls:
         return ", before its first optimizer step"
+    # Without a report at its end, a process may have taken more steps since its last report.
     return f", {'after' if report.ended_s is not None else 'some time after'} optimizer step {report.calls}"

@@ -39,7 +39,7 @@ def train(job: Job) -> None:
     batch_size = job.batch_size or entry.default_batch(on_gpu=on_gpu)
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
     if job.data == "zmq":
-        workers = max(1, workers)
+        workers = max(1, workers)  # only server processes make batches
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
     # A process that drives several devices takes one batch for all its devices.
     batch_size *= job.devices

@@ -37,8 +37,8 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends when the step times of two consecutive blocks differ by less than this share. Minimum number of blocks
-#: after the first block, and maximum number of all blocks of a warm-up.
+#: Warm-up ends when the step times of two consecutive blocks differ by less than `_AGREE`. A warm-up has at least
+#: `_LEAST_LOOKS` blocks after the first block, and at most `_MOST_LOOKS` blocks in total.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer settings.
 _SETTINGS = (
@@ -85,7 +85,7 @@ class _ChangeTrials:
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
         """Train changed job `number` (from 0) of `jobs` in turns with the unchanged job. Return their step times.
 
-        If there are none, return why the change was skipped (it does not fit the job) or failed.
+        If the change does not fit the job or failed, return the reason instead (`skipped` or `failed`).
         Raise WorkerFailedError if the unchanged job failed, or the changed job failed on some ranks only.
         """
         if job.change is None:
@@ -115,7 +115,10 @@ class _ChangeTrials:
             free_memory()
 
     def _warm_up(self, turns: JobTurns) -> float:
-        """Train until the step times of two blocks agree. Return the step time of the slowest rank, in ms."""
+        """Train until the step times of two blocks agree, at most `_MOST_LOOKS` blocks.
+
+        Return the step time of the slowest rank in the last block, in ms.
+        """
         before = self._slowest(turns.block(_FIRST_STEPS, run_in=0))
         for look in range(1, _MOST_LOOKS):
             now = self._slowest(turns.block(_steps(before), run_in=0))

@@ -193,6 +193,7 @@ def is_own(name: str) -> bool:
 def workload_entry(name: str) -> WorkloadEntry:
     """Return the workload of this name; raise UsageError, with all names as hint, if there is none."""
     if name not in WORKLOADS:
+        # `[:-1]` removes the full stop.
         raise UsageError(
             f"there is no workload '{name}'", f"{there_are(name, WORKLOADS)[:-1]}; or module:function of your own."
         )

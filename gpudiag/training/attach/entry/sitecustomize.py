@@ -119,7 +119,7 @@ def _run_user_sitecustomize() -> None:
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name != "sitecustomize":
+        if error.name != "sitecustomize":  # a module that the user's `sitecustomize` imports is missing
             raise
         if ours is not None:
             sys.modules[__name__] = ours

@@ -72,6 +72,7 @@ class ServedBatches:
                 f"--data zmq needs pyzmq, which {sys.executable} does not have", "Install it: pip install pyzmq"
             ) from error
         self._zmq, self._pinned = zmq, pinned
+        # With a factor above the number of servers, no two servers of a job have the same seed.
         self._options = [
             ServerOptions(endpoint="", workload=name, on_gpu=on_gpu, batch_size=batch_size, seed=seed * 1009 + index)
             for index in range(servers)
@@ -91,6 +92,7 @@ class ServedBatches:
         try:
             for options in self._options:
                 text = msgspec.json.encode(msgspec.structs.replace(options, endpoint=f"ipc://{path}")).decode()
+                # -P: the current directory may contain a module with the name of an imported one.
                 self._processes.append(
                     subprocess.Popen([sys.executable, "-P", "-m", "gpudiag.training.jobs.data.batch_server", text])
                 )

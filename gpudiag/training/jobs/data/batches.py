@@ -64,7 +64,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples, which repeats them endlessly. `pinned`: into pinned memory."""
+    """Make a DataLoader that repeats the workload's samples endlessly. With `pinned`, batches are in pinned memory."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,

@@ -17,6 +17,7 @@ from gpudiag.training.jobs.faults.trainer import Trainer
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
 
+#: Program that keeps the core busy whose number is its argument.
 _BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -91,7 +92,7 @@ class PinnedCore(Fault[TrainerT]):
         cores = {self._core} if on else self._all_cores
         # Pin existing threads one by one. New threads inherit the affinity of the thread that starts them.
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(int(task.name), cores)
         self._signal(signal.SIGCONT if on else signal.SIGSTOP)
 

@@ -258,7 +258,7 @@ class FaultTrials(Generic[TrainerT]):
             if step >= PROFILER_WARMUP_STEPS:
                 trainer.clock.mark()
             if step == PROFILER_WARMUP_STEPS + active - 1:
-                trainer.clock.finish()
+                trainer.clock.finish()  # synchronize before `window.step` saves the trace
             if window is not None:
                 window.step()
         times = summarize(trainer.clock.read())

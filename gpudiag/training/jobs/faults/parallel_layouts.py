@@ -24,10 +24,11 @@ _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
     """Return the layout for a kind of divided job or fault and an even number of processes.
 
-    Other kinds have data-parallel replicas of the whole model.
+    Kinds for which no other layout is returned have data-parallel replicas of the whole model.
     """
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % (2 * _STAGES) else _STAGES
+        # Fewer microbatches lengthen the pipeline bubble, which only the job `pipeline` is to show.
         microbatches = stages if kind == "pipeline" else 2 * stages
         return ParallelLayout(pp=stages, dp=processes // stages, microbatches=microbatches)
     if kind == "tensor-and-data-parallel":
@@ -48,5 +49,5 @@ def slow_ranks(kind: str, processes: int) -> tuple[int, ...]:
 
 
 def slow_position(kind: str, processes: int) -> int:
-    """Return the number of the pipeline stage, replica or expert that a fault of this kind slows down."""
+    """Return the number of the pipeline stage, replica or expert that a fault of this kind slows down: never 0."""
     return selftest_layout(kind, processes).sizes[_SLOW_DIMENSION[kind]] // 2

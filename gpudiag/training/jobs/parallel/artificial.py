@@ -30,7 +30,7 @@ class ArtificialWork(torch.autograd.Function):
 
 
 def occupy(device: torch.device, milliseconds: float) -> None:
-    """Keep a GPU busy, or let a CPU process wait, for this long."""
+    """Keep a GPU busy for at least this time, or let a CPU process wait for this time."""
     if device.type == "cuda":
         # `_sleep` counts clock cycles, and no GPU's clock is above 2 GHz. PyTorch has no public equivalent.
         torch.cuda._sleep(int(2e6 * milliseconds))  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -70,7 +70,7 @@ class ExpertLayer(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, t, width] to the same shape."""
+        """Map float[n, t, width] (n sequences of t tokens) to the same shape."""
         tokens = x.flatten(0, 1)
         choice = self._choose(len(tokens), x.device)
         order = torch.argsort(choice, stable=True)  # all-to-all sends the rows of each rank together

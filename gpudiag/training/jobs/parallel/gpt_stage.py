@@ -44,7 +44,8 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: sizes of the whole model.
-        sequence_group: processes with parts of the same sequences, which gather keys and values; None: whole sequences.
+        sequence_group: processes with parts of the same sequences, which gather keys and values; None if this process
+            has whole sequences.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -57,7 +58,10 @@ class SplitAttention(nn.Module):
         self.projection = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, t, width] to the same shape. Under tensor parallelism, compute this process's heads only."""
+        """Map float[n, t, width] (n sequences of t tokens) to the same shape.
+
+        Under tensor parallelism the linear layers return only the columns of this process's heads.
+        """
         query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         if self._group is None:
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -159,7 +163,7 @@ class GptStage(nn.Module):
         """Map tokens int64[n, t] (first stage) or float[n, t, width] to float[n, t, width] or logits (last stage)."""
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._bf16):
             if self.tokens is not None and self.positions is not None:
-                begin, t = self._part * x.shape[1], x.shape[1]
+                begin, t = self._part * x.shape[1], x.shape[1]  # this process's tokens begin at position `begin`
                 x = self.tokens(x) + self.positions(torch.arange(begin, begin + t, device=x.device))
             for block in self.blocks:
                 x = block(x)

@@ -61,7 +61,7 @@ class ParallelGpt:
         self.mesh = ParallelMesh(device.type, layout)
         several = INTERLEAVED_STAGES if layout.schedule == "interleaved" and layout.pp > 1 else 1
         self.stages = layout.pp * several
-        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))  # stages in turn
+        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))  # assigned in turn
         self.parts = [self._part(number) for number in self.numbers]
         wrap = self._sharded if sharded else self._replicated
         self.modules = [wrap(part) for part in self.parts]

@@ -64,7 +64,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
     collectives: list[Collective] = []
     if world.size < 2 or not sizes:
         return collectives
-    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)  # 4 bytes per value
+    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)  # 4 bytes per value, at least one value
     for transport, candidate in transports.items():
         strategy = pytorch_strategy(candidate.strategy)
         close: Callable[[], None] | None = None
@@ -87,7 +87,8 @@ def _measure(
 ) -> list[Collective]:
     """Return the time per all-reduce for each size in bytes. After `_SECONDS`, skip the larger sizes.
 
-    `start` begins an all-reduce of a tensor, and returns a handle to wait for. `buffer` has room for the largest size.
+    `start` begins an all-reduce of a tensor, and returns a handle to wait for. Its second argument numbers concurrent
+    all-reduces. `buffer` has room for the largest size.
     """
 
     def all_reduce(values: torch.Tensor) -> None:
@@ -140,6 +141,6 @@ def measure_gradient_bandwidth(plan: GradientBandwidthPlan, run_dir: Path) -> No
     collectives = measure(world, plan.transports, plan.sizes)
     if world.rank == 0:
         write_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth(collectives=tuple(collectives)))
-    world.gather(None)
+    world.gather(None)  # wait until rank 0 has written
     progress.tell("done")
     world.close()

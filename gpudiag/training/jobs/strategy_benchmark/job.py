@@ -52,7 +52,7 @@ _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
 #: A look is a measurement of a candidate's step time during warm-up. Warm-up ends when two consecutive looks differ by
-#: less than this share, or after this number of looks.
+#: less than this share, or when this number of looks has followed the first look.
 _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate is slow if its step time exceeds another candidate's by this factor. A slow candidate has no turns, but
 #: at most this number of looks, of which the last two count as rounds.
@@ -88,7 +88,7 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
         gc.collect()
         if world.on_gpu:
             torch.cuda.empty_cache()
-    world.gather(None)
+    world.gather(None)  # wait until rank 0 has written
     progress.tell("done")
     world.close()
 
@@ -280,9 +280,10 @@ class _Benchmark:
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two looks agree or `kept_s` seconds are left. Return the slowest rank's step time in ms.
+        """Train until two looks agree, `_MOST_LOOKS` have followed the first, or only `kept_s` seconds are left.
 
-        The step time of a slow candidate need not be precise, so it has only a few looks.
+        Return the slowest rank's step time in ms. A slow candidate has only a few looks, because its step time need not
+        be precise.
         """
         first = 0.0
         for number in range(_FIRST_STEPS):  # the last of them takes as long as later steps
@@ -361,6 +362,7 @@ class _Benchmark:
 
         Candidates in `always` have turns until `_LEAST_ROUNDS`, even if the time is over.
         """
+        # A candidate that is slow compared with one that was set up later has at most `_SLOW_LOOKS` rounds.
         if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
             return False
         over = self._left_s() < 0.0  # this waits for all ranks, so they begin the turn together

@@ -64,7 +64,8 @@ def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, wo
 
 def _on_each_device(strategy: Any, devices: Sequence[str], batch: tuple[Any, Any]) -> Any:
     """Copy the batch to every device, and return the copies as a distributed value of the strategy."""
-    # Replicas are numbered over all processes. `first` is the number of this process's first replica.
+    # Replicas are numbered over all processes. `first` is the number of this process's first replica. If
+    # `first` is unknown, the remainder still gives the device, because all processes have equally many devices.
     first = strategy.extended._first_replica_id if hasattr(strategy.extended, "_first_replica_id") else 0  # noqa: SLF001
 
     def batch_of_replica(context: Any) -> tuple[Any, Any]:

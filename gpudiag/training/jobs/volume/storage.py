@@ -1,7 +1,7 @@
 """Store volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at the same time.
 
 Each block of a prediction is one chunk, so no two processes write the same file. Chunks are not compressed, because
-predictions of random data compress less than predictions of real data.
+predictions of random data compress less than predictions of real data, so the time to write them would mislead.
 """
 
 from __future__ import annotations

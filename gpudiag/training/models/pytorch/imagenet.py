@@ -20,6 +20,7 @@ from torch.nn import functional
 from gpudiag.training.models.pytorch.workload import ImageWorkload, initialise_convolutions
 
 HIDDEN = 4096
+#: Height and width of the last feature map.
 ALEXNET_POOLED, VGG_POOLED = 6, 7
 #: (number of convolutions, channels) of each VGG stage. Every stage ends with pooling.
 VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))

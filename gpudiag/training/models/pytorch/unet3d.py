@@ -75,7 +75,8 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
     """Return the negative Sørensen-Dice coefficient of two tensors [n, channels, z, y, x], summed over channels.
 
     The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels, from -1 (equal) to
-    0 (disjoint). Sums are in single precision, because sums over millions of voxels would overflow half precision.
+    0 (disjoint or empty). Sums are in single precision, because sums over millions of voxels would overflow half
+    precision.
     """
     p = output.float().transpose(0, 1).flatten(1)
     t = target.float().transpose(0, 1).flatten(1)

@@ -64,7 +64,7 @@ class KerasUNet3dTraining(KerasWorkload):
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Return the sum over channels of the negative Sørensen-Dice coefficient (-1: equal, 0: disjoint)."""
+        """Return the sum over channels of the negative Sørensen-Dice coefficient (-1: equal, 0: disjoint or empty)."""
         p = tf.cast(output, tf.float32)  # the target has its channels last, as `samples` makes it
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)

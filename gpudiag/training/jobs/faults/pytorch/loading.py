@@ -116,6 +116,7 @@ class VaryingLengths(_OtherBatches):
     def prepare(self) -> None:
         """Make a long and a short batch. Train on both, so that autotuning for their shapes happens here."""
         self._long = next(self.trainer.loader.usual)
+        # A batch with a share of the tokens takes about this share of the time.
         self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):
             self.trainer.train(batch)

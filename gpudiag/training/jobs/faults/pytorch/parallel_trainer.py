@@ -94,6 +94,7 @@ class ParallelTrainer(Trainer):
 def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = LAYERS) -> ParallelGpt:
     """Make this process's part of a small GPT whose layers take `LAYER_MS` each."""
     # With a large vocabulary the last stage would have many more operations than the other stages.
+    # The context leaves room for the sequences of `LongSequences`.
     sizes = GptSizes(vocabulary=32, context=4 * TOKENS, width=32, layers=layers, heads=4)
     network = ParallelGpt(
         layout,

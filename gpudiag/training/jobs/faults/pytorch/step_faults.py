@@ -24,6 +24,7 @@ _TRIAL_BYTES = 64 << 20
 _TRIAL_COPIES = 50
 #: Number of floats of a small tensor.
 _SMALL_ELEMENTS = 64
+#: Width and batch size of the layers of `TinyKernels`, and number of layers of the trial.
 _TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
 _TRIAL_PARAMETERS, _UPDATES = 50, 3
 _TRIAL_MESSAGE_BYTES = 32 << 20

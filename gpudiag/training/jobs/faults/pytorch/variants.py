@@ -23,7 +23,9 @@ from gpudiag.training.jobs.faults.pytorch.step_faults import captured
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 from gpudiag.training.strategies.pytorch.fsdp import shards_of
 
+#: Number of batches per step of `Accumulation`.
 _MICRO_BATCHES = 2
+#: Number of calls before the capture of `Graphed`, as in PyTorch's example.
 _GRAPH_WARM_UP = 3
 
 

@@ -141,6 +141,7 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
     with tf.control_dependencies([reduced]):
+        # Only a new op, such as `identity`, waits for the all-reduce.
         return [(tf.identity(gradient), variable) for gradient, variable in pairs]
 
 
