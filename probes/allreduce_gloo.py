@@ -32,7 +32,7 @@ _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 #: Number of distinct values. Values are small integers, so that weighted sums over hundreds of ranks are exact in fp32.
 _VALUES = 64
-#: Smallest number of values of a buffer: 4 MiB.
+#: Smallest number of values of a buffer: 4 MiB, so that small messages share one buffer.
 _LEAST_COUNT = 1 << 20
 
 

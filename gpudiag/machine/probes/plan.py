@@ -73,7 +73,7 @@ def plan_probes(
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
     plan.add("host memory", "host_memory.py", 0.2 if quick else 0.8)
-    if not (gpus and quick):
+    if not (gpus and quick):  # with GPUs, `quick` measures only NCCL's all-reduce
         _plan_gloo(plan, gpus, facts.host.usable_cpus or 0)
     return plan.chosen, plan.skipped
 

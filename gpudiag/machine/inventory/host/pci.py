@@ -19,7 +19,10 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text. NVML writes longer numbers."""
+    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text.
+
+    NVML writes longer domain numbers. An address without a domain is in domain 0.
+    """
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"

@@ -19,6 +19,7 @@ _SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).parents[1] / "starter.py"
 #: Source of a library that makes TensorFlow's servers listen on the loopback address only.
 _LOOPBACK = Path(__file__).with_name("loopback.c")
+#: Time limit of the compiler in seconds.
 _COMPILE_S = 60
 
 #: Value of `question`. The source reads the file `build_info.py`, because importing TensorFlow takes seconds.
