@@ -112,7 +112,7 @@ class Gate:
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
     """Run the copies of all flows. Return for each flow the times in s at which 0, 1, 2, … of its copies had finished.
 
-    If there is only one flow, return only the times for 0 and for all copies.
+    If there is only one flow, return only the times for 0 and for all copies. If not `gated`, streams are not held.
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.

@@ -70,7 +70,7 @@ class Rank:
         self.on_gpu: torch.Tensor | None = None
 
     def connect(self, rendezvous: str) -> None:
-        """Join the group and agree on a seed."""
+        """Join the group through the file `rendezvous`, and agree on a seed."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.distributed.init_process_group(
             "gloo",

@@ -79,7 +79,10 @@ def plan_probes(
 
 
 def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
-    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly and sequentially."""
+    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly and sequentially.
+
+    `gpus` is the number of visible GPUs; `plan_probes` describes `p2p`.
+    """
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return

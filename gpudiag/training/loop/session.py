@@ -240,6 +240,7 @@ class Session:
             self._prepared = False
 
     def _begin(self) -> Phases:
+        """Begin to measure at the first step, when the device is known."""
         return self._measurement.begin(
             self._runtime(),
             device=self._device,

@@ -162,7 +162,7 @@ class MonitoredEvents:
         self._disabled: set[tuple[int, int]] = set()
         #: True if `_line` has disabled lines because `_entries` was longer than `_limit`, the bound for this step.
         self._exceeded = False
-        #: Number of entries of a step in which nothing had to be disabled. A step with fewer entries is not checked.
+        #: Number of entries of a step in which nothing had to be disabled. A step without more entries is not checked.
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}

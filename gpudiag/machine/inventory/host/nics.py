@@ -1,4 +1,4 @@
-"""List network and RDMA devices, and the distance of each from every GPU."""
+"""List network and RDMA devices, and the distance of each from every GPU. `root` is "/" or a recorded tree."""
 
 from __future__ import annotations
 

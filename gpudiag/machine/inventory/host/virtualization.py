@@ -1,4 +1,4 @@
-"""Detect containers and virtual machines."""
+"""Detect containers and virtual machines. `root` is "/" or a recorded tree."""
 
 from __future__ import annotations
 
