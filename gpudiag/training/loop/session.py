@@ -240,7 +240,7 @@ class Session:
             self._prepared = False
 
     def _begin(self) -> Phases:
-        """Begin to measure at the first step, when the device is known."""
+        # The first step calls this method, when the program has chosen its device.
         return self._measurement.begin(
             self._runtime(),
             device=self._device,

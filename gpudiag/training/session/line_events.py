@@ -117,8 +117,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)  # a number of events, of which the first cost more
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
-    # Return early if possible, because counting hashes code objects, and a hash takes microseconds. The last entry only
-    # ends the step.
+    # Return early if possible, because a hash of a code object takes microseconds. The last entry ends the step.
     if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
         return set()
     counts: Counter[tuple[CodeType, int]] = Counter()
@@ -162,7 +161,7 @@ class MonitoredEvents:
         self._disabled: set[tuple[int, int]] = set()
         #: True if `_line` has disabled lines because `_entries` was longer than `_limit`, the bound for this step.
         self._exceeded = False
-        #: Number of entries of a step in which nothing had to be disabled. A step without more entries is not checked.
+        #: Number of entries of a step in which nothing had to be disabled. Only a step with more entries is checked.
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}

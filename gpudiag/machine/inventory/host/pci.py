@@ -2,7 +2,8 @@
 
 The directory of a PCI device in sysfs lists the bridges above it, from the host bridge down:
 `pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices depends on the parts
-of their chains after the common prefix. The names of distances are those of `nvidia-smi topo -m`. `root` is "/" or a recorded tree.
+of their chains after the common prefix. The names of distances are those of `nvidia-smi topo -m`.
+`root` is "/" or a recorded tree.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position from the launcher's variables, else `TF_CONFIG`, else that of a single process.
+    """Return the position from the launcher's variables or `TF_CONFIG`. Without both, the job has one process.
 
     `devices` is the number of devices of this process.
     """
