@@ -78,7 +78,10 @@ class PyTorch(Framework):
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set directory of compiled kernels, network interface and ways to connect, as `Framework` describes."""
+        """Set the directory of compiled kernels, the network interface, and how processes connect.
+
+        `Framework.set_environment` describes the arguments.
+        """
         # Keep compiled kernels between runs, in the directory that PyTorch would use without gpudiag's TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:

@@ -89,7 +89,10 @@ class TensorFlow(Framework):
         return [*start, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set backend, key-value store, address of servers and numbers of threads, as `Framework` describes."""
+        """Set Keras's backend, the sessions' key-value store, the address of servers, and numbers of threads.
+
+        `Framework.set_environment` describes the arguments.
+        """
         values["KERAS_BACKEND"] = "tensorflow"
         values[STORE_VARIABLE] = str(private / "store")
         if sys.platform == "linux" and plan.job.strategy in _SERVING:
