@@ -66,7 +66,7 @@ class Gpu:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.handle = call("cuDeviceGet", ordinal)
-        self.pci_id = _text(call("cuDeviceGetPCIBusId", 32, self.handle)).lower()
+        self.pci_id = _text(call("cuDeviceGetPCIBusId", 32, self.handle)).lower()  # up to 32 characters
         self.name = _text(call("cuDeviceGetName", 96, self.handle))
         self.numa_node = _numa.node_of_pci(self.pci_id)
         self.memory_bus_bits = self._attribute("CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH")

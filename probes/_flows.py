@@ -112,7 +112,7 @@ class Gate:
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
     """Run the copies of all flows. Return for each flow the times in s at which 0, 1, 2, … of its copies had finished.
 
-    If there is only one flow, return only the times for 0 and for all copies.
+    If there is only one flow, return only the times for 0 and for all copies. If not `gated`, streams are not held.
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.
@@ -218,7 +218,7 @@ def measure(
     # Each of several flows makes at least two copies, so that a time within the flow is known (`rates_while_all_run`).
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
-        # The link is so slow that smaller copies take milliseconds too, which is long enough to measure.
+        # The link is so slow that smaller copies take milliseconds too, which is long enough to measure. A run has two.
         size = max(trial, int(most_bytes * target_s / copy_s / 2) // MIB * MIB)
         copies = 2
     wrong: int | None = None

@@ -32,7 +32,7 @@ _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 #: Number of distinct values. Values are small integers, so that weighted sums over hundreds of ranks are exact in fp32.
 _VALUES = 64
-#: Smallest number of values of a buffer: 4 MiB.
+#: Smallest number of values of a buffer: 4 MiB, so that small messages share one buffer.
 _LEAST_COUNT = 1 << 20
 
 
@@ -70,7 +70,7 @@ class Rank:
         self.on_gpu: torch.Tensor | None = None
 
     def connect(self, rendezvous: str) -> None:
-        """Join the group and agree on a seed."""
+        """Join the group through the file `rendezvous`, and agree on a seed."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.distributed.init_process_group(
             "gloo",

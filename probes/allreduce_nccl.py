@@ -169,8 +169,8 @@ class Bench:
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
     """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats.
 
-    `repeats` has the number of last results that must agree, and the maximum number of repeats. If the last results
-    never agree, all results count.
+    `repeats` has the number of last results that must agree, and the maximum number of repeats. If the maximum is
+    reached, all results count.
     """
     least, most = repeats
     times: list[float] = []

@@ -146,7 +146,10 @@ def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] |
 
 
 def paths(sides: list[HostSide], *, quick: bool) -> Iterator[tuple[str, str, str, list[HostSide]]]:
-    """Yield (memory, key of `_DIRECTIONS`, label, GPUs) of every measurement with the host."""
+    """Yield (memory, key of `_DIRECTIONS`, label, GPUs) of every measurement with the host.
+
+    With `quick`, only pinned memory is measured.
+    """
     for memory in ("pinned",) if quick else ("pinned", "pageable"):
         groups = [[side] for side in sides] + ([sides] if len(sides) > 1 else [])
         for group in groups:

@@ -237,7 +237,10 @@ def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Tran
 def small_copies(
     probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]], *, peer_access: bool
 ) -> list[dict[str, Any]]:
-    """Return a record of the latency of a copy of 16 bytes between every two GPUs, issued by the sender."""
+    """Return a record of the latency of a copy of 16 bytes between every two GPUs, issued by the sender.
+
+    If peer access is on (`peer_access`), omit the pairs that are not in `allowed`.
+    """
     latencies = []
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
@@ -253,7 +256,7 @@ def small_copies(
 
 
 def loads(probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return a record of the latency of dependent loads from another GPU's memory, for every two GPUs."""
+    """Return a record of the latency of dependent loads from another GPU's memory, for each pair in `allowed`."""
     for side in sides:
         with probe.attempt(f"table for dependent loads on GPU {side.gpu.ordinal}"):
             table = _latency.chase_table(side.gpu.ordinal)

@@ -36,7 +36,7 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 class CopyTeam:
-    """Threads on the CPUs of one node. Each of them copies one slice from `source` to `target` (uint64)."""
+    """`threads` threads on the `cpus` of one node. Each of them copies one slice from `source` to `target` (uint64)."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
         # Slices begin at multiples of a page (512 words), so that no two threads write into one page.
@@ -48,7 +48,7 @@ class CopyTeam:
         self.cpus = sorted(cpus)
 
     def run(self, copies: int) -> list[float]:
-        """Return the bytes per second of each thread while all of them run."""
+        """Let each thread copy `copies` times; return the bytes per second of each thread while all of them run."""
         barrier = threading.Barrier(len(self.slices))
         stamps: list[list[float]] = [[] for _ in self.slices]
         workers = [

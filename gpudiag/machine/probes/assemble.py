@@ -44,7 +44,7 @@ class _Machine:
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))
-            # Without a known PCI id, assume that the visible GPUs have the same order.
+            # Without a known PCI id, assume that the visible GPUs have the same order, or else the same numbers.
             if index is None and gpu.ordinal < len(self._visible):
                 index = self._visible[gpu.ordinal]
             indices[gpu.ordinal] = gpu.ordinal if index is None else index
@@ -123,6 +123,7 @@ def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Band
         device = f"gpu:{index[ordinal]}"
         per_device[device] = per_device.get(device, 0.0) + rate
     end = devices[0] if len(devices) == 1 else "all"
+    # Each GPU counts once, because `_host_ceiling` includes both directions.
     bound = ceilings.all_at_once([_host_ceiling(machine.gpu(index[i]), copy) for i in dict.fromkeys(copy.gpus)])
     if len(devices) == 1:
         bound = _host_ceiling(machine.gpu(index[copy.gpus[0]]), copy)

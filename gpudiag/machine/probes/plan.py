@@ -73,13 +73,16 @@ def plan_probes(
     elif facts.gpus:
         plan.skip("copies and NCCL", "CUDA_VISIBLE_DEVICES hides every GPU")
     plan.add("host memory", "host_memory.py", 0.2 if quick else 0.8)
-    if not (gpus and quick):
+    if not (gpus and quick):  # with GPUs, `quick` measures only NCCL's all-reduce
         _plan_gloo(plan, gpus, facts.host.usable_cpus or 0)
     return plan.chosen, plan.skipped
 
 
 def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
-    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly and sequentially."""
+    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly and sequentially.
+
+    `gpus` is the number of visible GPUs; `plan_probes` describes `p2p`.
+    """
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return

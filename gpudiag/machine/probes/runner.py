@@ -88,7 +88,10 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. As a context manager, the object ends the program's process group on exit."""
+    """A started program. As a context manager, the object ends the program's process group on exit.
+
+    A thread calls `on_progress` with each progress message.
+    """
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned

@@ -69,7 +69,7 @@ def _reported_failure(plan: Plan, listener: Listener) -> GpudiagError | None:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line that is neither empty nor a rule (`=====`)."""
+    """Return the last line that is neither empty nor a rule (`=====`), at most 300 characters of it."""
     lines = [line.strip() for line in output.splitlines() if line.strip(" =-")]
     return lines[-1][:300] if lines else "no output"
 

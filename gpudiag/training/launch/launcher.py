@@ -192,7 +192,7 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
     """Make a temporary directory that only this user can read. If this process is killed, the guard removes it."""
-    # The path is short, because the address of a Unix socket has at most 108 bytes.
+    # The path is short (60 bytes and a name), because the address of a Unix socket has at most 108 bytes.
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
         prefix="gpudiag-",

@@ -233,13 +233,14 @@ class Session:
                 with phases.around:
                     yield batch
                 later_ns = take_input_ns()
-                if later_ns is not None:
+                if later_ns is not None:  # these ranges count as if they preceded the rest of the step
                     phases.sees_input = True
                 clock.host_step(begin_ns, fetched_ns + (later_ns or 0), time.perf_counter_ns())
             self._number += 1
             self._prepared = False
 
     def _begin(self) -> Phases:
+        # The first step calls this method, when the program has chosen its device.
         return self._measurement.begin(
             self._runtime(),
             device=self._device,

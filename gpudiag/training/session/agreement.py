@@ -117,13 +117,13 @@ class Agreement:
                 self._store.set(_decision_key(self._decision), ended)
 
     def wait_for_all(self, *, timeout_s: float) -> bool:
-        """Wait until the loops of all ranks have ended; return False after the timeout. For rank 0."""
+        """On rank 0, wait up to `timeout_s` for the end of each rank's loop; return False if a loop has not ended."""
         if self._store is None:
             return True
         try:
             for rank in range(self._position.world_size):
                 self._wait(_left_key(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001 # a rank is late, or the process that hosts the store has exited
+        except Exception:  # noqa: BLE001 # a rank is late, the ranks have split, or the store is lost
             return False
         return True
 
@@ -142,7 +142,7 @@ class Agreement:
             if time.monotonic() > until:
                 raise TimeoutError(f"rank {self._position.rank} waited too long for its peers to reach the same step")
             time.sleep(pause_s)
-            pause_s = min(0.02, pause_s * 1.5)
+            pause_s = min(0.02, pause_s * 1.5)  # poll less often in a long wait
 
 
 class SplittableAgreement(Agreement):
@@ -160,7 +160,10 @@ class SplittableAgreement(Agreement):
     _until_s = 0.0  # end of the wait for the current decision, in seconds of `time.monotonic`
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return rank 0's decision; after a split, which a late or ended rank causes, return this rank's decision."""
+        """Return rank 0's decision, or after a split this rank's decision.
+
+        A rank that is late or has ended, or a lost store, causes a split.
+        """
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s

@@ -69,7 +69,7 @@ def _works() -> dict[CodeType, int]:
             if code is not None:
                 kinds[code] = WORK[kind]
             target = getattr(target, "__wrapped__", None)
-    # `step` of every optimizer is wrapped by the same inner function.
+    # `profile_hook_step` wraps `step` of every optimizer by the same inner function, a constant of its code.
     wrapper = getattr(torch.optim.Optimizer.profile_hook_step, "__code__", None)
     for constant in wrapper.co_consts if wrapper is not None else ():
         if isinstance(constant, CodeType):
@@ -117,7 +117,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)  # a number of events, of which the first cost more
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
-    # Return early if possible, because counting hashes code objects, and a hash takes microseconds.
+    # Return early if possible, because a hash of a code object takes microseconds. The last entry ends the step.
     if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
         return set()
     counts: Counter[tuple[CodeType, int]] = Counter()
@@ -161,7 +161,7 @@ class MonitoredEvents:
         self._disabled: set[tuple[int, int]] = set()
         #: True if `_line` has disabled lines because `_entries` was longer than `_limit`, the bound for this step.
         self._exceeded = False
-        #: Number of entries of a step in which nothing had to be disabled. A step with fewer entries is not checked.
+        #: Number of entries of a step in which nothing had to be disabled. Only a step with more entries is checked.
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
@@ -191,7 +191,7 @@ class MonitoredEvents:
         for code in self._watched():
             self._listen(code)
         self._api.set_events(self._tool, events.PY_UNWIND | (events.PY_START if discover else 0))
-        self._api.restart_events()
+        self._api.restart_events()  # enable again what callbacks have disabled in an earlier section
 
     def stop(self) -> None:
         """Stop receiving events, and free the tool id."""
@@ -325,7 +325,7 @@ class TracedEvents:
         sys.settrace(self._called)
 
     def calibrate(self) -> None:
-        """Measure `call_ns`. The measurement takes half a millisecond."""
+        """Measure `call_ns`, by the shortest repetitions. The measurement takes half a millisecond."""
         entries: list[Entry] = [(0, None, STEP)]  # `_note_calls` needs a previous entry
         plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
         self.start([], entries, {}, discover=False)

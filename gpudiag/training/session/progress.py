@@ -91,7 +91,7 @@ class ProgressSender:
         )
 
     def note(self, sentence: str) -> None:
-        """Add a warning to all messages from now on."""
+        """Add a warning to all messages from now on, and let `tell` send the next message without delay."""
         self._note, self._next_s = sentence[:_MAX_CHARACTERS], 0.0
 
     def fail(self, error: str, *, hint: str | None = None, exit_code: int = 5) -> None:

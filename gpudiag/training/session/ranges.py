@@ -3,8 +3,8 @@
 A range is reported to NVTX, in the domain `gpudiag`, for Nsight Systems and ncu. If PyTorch or TensorFlow is imported,
 the range is also reported to its profiler as `gpudiag.<name>`. `torch.profiler.record_function` takes 5.8 us even if no
 profiler runs. Therefore a range first checks whether a profiler runs, which takes 0.04 us. Without a profiler a range
-takes 0.5 us, and creating the `Range` 0.2 us more. For comparison, adding two numbers in PyTorch takes 1.1 us. These
-times were measured on one CPU with PyTorch 2.13.
+takes 0.5 us. Creating the `Range` takes another 0.2 us. For comparison, adding two numbers in PyTorch takes 1.1 us.
+These times were measured on one CPU with PyTorch 2.13.
 """
 
 from __future__ import annotations

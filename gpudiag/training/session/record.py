@@ -31,7 +31,7 @@ RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
 #: File that asks DataLoader workers to time lines, see `frameworks.pytorch.dataloader`.
 _LINES_REQUEST = "request"
-#: Maximum number of digits of a rank in a file name.
+#: A rank in a file name has fewer digits than this.
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
@@ -114,7 +114,7 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
 def read_ranks(run_dir: Path, world_size: int | None = None, run_id: str | None = None) -> tuple[RankRecord, ...]:
     """Return the readable records of the ranks below `world_size` (None: of all ranks), sorted by rank.
 
-    With `run_id`, return only records of this run and records without a run id.
+    With `run_id`, return only records of this run and of ranks that have not received a run id yet.
     """
     # Iterate over the existing files, because RANK and WORLD_SIZE may be in the millions.
     names = (path.name.removeprefix("rank").removesuffix(".json") for path in (run_dir / RANKS_DIR).glob("rank*.json"))

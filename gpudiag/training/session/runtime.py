@@ -40,7 +40,10 @@ class Window(Protocol):
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of the step that runs while the context manager is open."""
+    """Count the floating-point operations of the step that runs while the context manager is open.
+
+    `result` has the operations, or the reason why they are unknown; None before the step has ended.
+    """
 
     result: StepFlops | None
 
@@ -68,10 +71,13 @@ class Runtime(Protocol):
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices of this process: `wanted`, or for None the devices in use, or else the default device."""
+        """Return the devices of this process: `wanted`, or for None the devices in use, or else the default device.
+
+        `model` may show the devices in use; None if the model is unknown.
+        """
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Return this process's position in the cluster, as far as it is known."""
+        """Return this process's position in the cluster. `devices` is empty as long as they are not known."""
 
     def on_gpu(self, device: Any) -> bool:
         """Return whether this device is a GPU, which runs asynchronously to the host."""
@@ -106,10 +112,13 @@ class Runtime(Protocol):
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
     ) -> Window:
-        """Create a recording of `active` steps with a trace at `path`. With `shapes`, record shapes of inputs."""
+        """Create a recording of `active` steps of these devices, with a trace of this kind in the file `path`.
+
+        With `shapes`, a full trace also has the shapes of operators' inputs.
+        """
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> StepFlopCounter | None:
-        """Create a counter for one step of this model; return None if the operations cannot be counted."""
+        """Create a counter for one step of `model` (None: unknown); return None if operations cannot be counted."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Describe parameters and gradients. `gradient_sizes` (bytes) are empty if each gradient is one message."""

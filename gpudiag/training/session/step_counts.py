@@ -137,7 +137,10 @@ def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
 
 
 def steps_to_next_check(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
-    """Return the number of steps before the next convergence check: at least one block, and two blocks in total."""
+    """Return the number of steps before the next convergence check: at least one block, and two blocks in total.
+
+    The last 4 steps determine the length of a block, because steps become shorter during warm-up.
+    """
     block = block_length(statistics.median(step_ms[-4:]), block_ms)
     return max(2 * block - len(step_ms), block)
 
@@ -149,7 +152,10 @@ def default_unprofiled_steps(step_ms: float) -> int:
 
 
 def line_steps(step_ms: float, unprofiled_steps: int) -> int:
-    """Return the number of steps that time source lines: about one second, at most a third of the unprofiled steps."""
+    """Return the number of steps that time source lines: about one second, at least 6 and at most 30.
+
+    These steps are at most a third of the unprofiled steps, but at least `_FEWEST_LINE_STEPS`.
+    """
     fewest, most = _LINE_STEPS
     wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
     return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
@@ -159,10 +165,10 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
     """Return the numbers of warm-up steps and of unprofiled steps for a short loop.
 
     Args:
-        steps: number of steps of the loop that are not recorded.
+        steps: number of steps of the loop that are not recorded, at least `fewest_steps`.
         lines: True if source lines are timed in further steps.
     """
-    if not lines:
+    if not lines:  # a third of the steps warms up
         warmup = max(1, steps // 3)
         return warmup, steps - warmup
     # A quarter of the steps warms up. A quarter of the rest, but at least `_FEWEST_LINE_STEPS`, is left for lines.
@@ -179,7 +185,8 @@ def fewest_steps(*, lines: bool) -> int:
 def first_block(step_ms: float, target: TimingTarget) -> int:
     """Return the number of unprofiled steps before the first check of their mean.
 
-    These steps take about `BLOCK_MS`, and are at least 10, but not more than the target's time allows.
+    These steps take about `BLOCK_MS`, and are at least 10, but not more than the target's time and `_MAX_BLOCK_STEPS`
+    allow. In any case there are 2, because one step has no confidence interval.
     """
     affordable = math.floor(1e3 * target.seconds / max(step_ms, 1e-3))
     wanted = max(_UNPROFILED_STEPS[0], math.ceil(BLOCK_MS / max(step_ms, 1e-3)))
@@ -187,7 +194,9 @@ def first_block(step_ms: float, target: TimingTarget) -> int:
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return the number of additional unprofiled steps; 0 if the target is met, or time or steps are insufficient.
+    """Return the number of additional unprofiled steps, at least 2.
+
+    Return 0 if the target is met, less time is left than for 2 steps, or the slowest rank has only one step.
 
     Args:
         ranks: the step times of each rank in ms.

@@ -22,7 +22,7 @@ _NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or outside Python's folders, its packages and gpudiag."""
+    """Return whether a file is the user's: a notebook cell, or outside Python, installed packages and gpudiag."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:

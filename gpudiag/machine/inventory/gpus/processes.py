@@ -1,4 +1,4 @@
-"""List the processes that use a GPU, and mark gpudiag's own."""
+"""List the processes that use a GPU, and mark gpudiag's own. `root` is "/" or a recorded tree."""
 
 from __future__ import annotations
 

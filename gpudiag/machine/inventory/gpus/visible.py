@@ -45,7 +45,7 @@ def _resolve(entry: str, gpus: Sequence[Gpu]) -> int | None:
         return _by_mig(entry, gpus)
     if entry.lower().startswith("gpu-"):
         return _by_uuid(entry, gpus)
-    # An entry that is not the index of a GPU, such as -1, is invalid.
+    # An entry that is not the index of a GPU, such as -1 or a number of more than 6 digits, is invalid.
     is_number = entry.isascii() and entry.isdigit() and len(entry) <= 6
     return gpus[int(entry)].index if is_number and int(entry) < len(gpus) else None
 

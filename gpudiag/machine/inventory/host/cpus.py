@@ -1,4 +1,7 @@
-"""Read the host's processors and NUMA nodes, and how many CPUs this process may use."""
+"""Read the host's processors and NUMA nodes, and how many CPUs this process may use.
+
+`root` is "/" or a recorded tree.
+"""
 
 from __future__ import annotations
 

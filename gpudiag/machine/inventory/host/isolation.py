@@ -1,7 +1,7 @@
 """Read the state of the IOMMU, and of Access Control Services (ACS) of bridges.
 
 If the IOMMU translates addresses, or a switch redirects traffic by ACS, a copy between two GPUs goes up to the CPU and
-back down instead of staying within the switch.
+back down instead of staying within the switch. `root` is "/" or a recorded tree.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def acs_state(root: Path, gpu_pci_ids: Iterable[str]) -> tuple[str | None, str |
 
     The ACS capability is in the extended configuration space of each bridge, which the kernel shows to root only.
     """
-    # Without the host bridge at the beginning of a chain, and the GPU at its end.
+    # `[1:-1]` omits the host bridge and the GPU.
     bridges = sorted({bridge for gpu in gpu_pci_ids for bridge in (pci_chain(root, gpu) or ())[1:-1]})
     if not bridges:
         return None, "no PCI bridge is visible above a GPU"

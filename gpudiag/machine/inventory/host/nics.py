@@ -1,4 +1,4 @@
-"""List network and RDMA devices, and the distance of each from every GPU."""
+"""List network and RDMA devices, and the distance of each from every GPU. `root` is "/" or a recorded tree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _ethernet(root: Path) -> list[Nic]:
         if not device.exists():  # loopback, bridges and tunnels have no hardware
             continue
         link_type = read_int(entry / "type")
-        megabits = read_int(entry / "speed")
+        megabits = read_int(entry / "speed")  # -1 or unreadable if the link is down
         kind: Literal["ethernet", "infiniband", "other"] = "other"
         if link_type == _ARPHRD_ETHER:
             kind = "ethernet"

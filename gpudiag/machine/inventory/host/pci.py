@@ -3,6 +3,7 @@
 The directory of a PCI device in sysfs lists the bridges above it, from the host bridge down:
 `pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices depends on the parts
 of their chains after the common prefix. The names of distances are those of `nvidia-smi topo -m`.
+`root` is "/" or a recorded tree.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text. NVML writes longer numbers."""
+    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text.
+
+    NVML writes longer domain numbers. An address without a domain is in domain 0.
+    """
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"

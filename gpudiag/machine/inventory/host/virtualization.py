@@ -1,4 +1,4 @@
-"""Detect containers and virtual machines."""
+"""Detect containers and virtual machines. `root` is "/" or a recorded tree."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def hypervisor_hint(root: Path) -> str | None:
     hypervisor bit. On processors without such a bit (Arm), only the firmware's names are used.
     """
     kind = read_text(root / "sys/hypervisor/type")
+    # 16 KiB contain the flags of the first CPU.
     flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", most=16384) or "", re.MULTILINE)
     guest = flags is not None and " hypervisor" in flags[1]
     firmware = " ".join(

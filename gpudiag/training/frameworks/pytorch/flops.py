@@ -228,6 +228,7 @@ def _noting_replays(counts: _Counts) -> Any:
 
 def _tf32(backend: str, kind: str) -> bool:
     """Return whether operators of `torch.backends.<backend>.<kind>` may round fp32 inputs to tf32."""
+    # Older versions of PyTorch have no `cudnn.conv`, but one setting for cuDNN.
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
     precision = getattr(settings, "fp32_precision", None)  # replaces `allow_tf32` in newer versions of PyTorch
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"

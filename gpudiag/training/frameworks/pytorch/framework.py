@@ -65,6 +65,7 @@ class PyTorch(Framework):
 
         One node: `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST`.
         Several nodes: `python torchrun.py ... python -m gpudiag.training.jobs RUN_DIR REQUEST`.
+        `Framework.command_line` describes the arguments.
         """
         rendezvous = plan.job.rendezvous
         if rendezvous is None:
@@ -77,7 +78,10 @@ class PyTorch(Framework):
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set the directory of compiled kernels, the network interface, and how processes connect."""
+        """Set the directory of compiled kernels, the network interface, and how processes connect.
+
+        `Framework.set_environment` describes the arguments.
+        """
         # Keep compiled kernels between runs, in the directory that PyTorch would use without gpudiag's TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:

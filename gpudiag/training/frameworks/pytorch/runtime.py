@@ -193,7 +193,10 @@ class PyTorchRuntime:
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
     ) -> ProfiledWindow:
-        """Create a recording of `active` steps with torch.profiler."""
+        """Create a recording of `active` steps with torch.profiler, as `Runtime.window` describes.
+
+        `path` is the file for the trace. The kind "light" is kernel-only. On a GPU, device activity is recorded too.
+        """
         on_gpu = self.on_gpu(devices[0])
         return ProfiledWindow(path, active=active, cuda=on_gpu, kernel_only=kind == "light", shapes=shapes)
 
@@ -208,7 +211,7 @@ class PyTorchRuntime:
         return FlopCounter(model)
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the parameters of a `torch.nn.Module`. Without `gradient_sizes` (bytes), use the tensors' sizes."""
+        """Describe the parameters of a `torch.nn.Module`. If `gradient_sizes` (bytes) is empty, use tensors' sizes."""
         parameters = list(model.parameters())
         trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]  # backward reverses the order
         return ModelRecord(

@@ -18,7 +18,10 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position from the launcher's variables or `TF_CONFIG`. Without both, the job has one process."""
+    """Return the position from the launcher's variables or `TF_CONFIG`. Without both, the job has one process.
+
+    `devices` is the number of devices of this process.
+    """
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))

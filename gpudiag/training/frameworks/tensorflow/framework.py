@@ -19,6 +19,7 @@ _SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).parents[1] / "starter.py"
 #: Source of a library that makes TensorFlow's servers listen on the loopback address only.
 _LOOPBACK = Path(__file__).with_name("loopback.c")
+#: Time limit of the compiler in seconds.
 _COMPILE_S = 60
 
 #: Value of `question`. The source reads the file `build_info.py`, because importing TensorFlow takes seconds.
@@ -88,7 +89,10 @@ class TensorFlow(Framework):
         return [*start, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set Keras's backend, the sessions' key-value store, the address of servers, and numbers of threads."""
+        """Set Keras's backend, the sessions' key-value store, the address of servers, and numbers of threads.
+
+        `Framework.set_environment` describes the arguments.
+        """
         values["KERAS_BACKEND"] = "tensorflow"
         values[STORE_VARIABLE] = str(private / "store")
         if sys.platform == "linux" and plan.job.strategy in _SERVING:

@@ -140,7 +140,7 @@ class TensorflowRuntime:
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Return the position from the launcher's variables, else from `TF_CONFIG`."""
-        return position_in_cluster(max(1, len(devices)))
+        return position_in_cluster(max(1, len(devices)))  # before the first step `devices` is empty
 
     def on_gpu(self, device: Any) -> bool:
         """Return whether this device is a GPU."""
@@ -209,12 +209,15 @@ class TensorflowRuntime:
         """Return None, because operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not counted."""
+        """Describe a Keras model's trained variables. As in PyTorch, moving averages are not counted.
+
+        If `gradient_sizes` (bytes) is empty, use the sizes of the variables.
+        """
         import tensorflow as tf
 
         counts = [math.prod(variable.shape) for variable in model.trainable_variables]
         sizes = [tf.as_dtype(variable.dtype).size for variable in model.trainable_variables]
-        trained = [count * size for count, size in zip(counts, sizes, strict=True)]
+        trained = [count * size for count, size in zip(counts, sizes, strict=True)]  # backward reverses the order
         return ModelRecord(
             parameters=sum(counts),
             gradient_bytes=sum(trained),

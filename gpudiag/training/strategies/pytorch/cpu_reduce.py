@@ -162,7 +162,8 @@ class CpuReduce(BucketedStrategy):
         """
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
-            # The measurement used the precision of transport, so the sizes are not scaled for precision again.
+            # The measurement used the precision of transport, so the sizes are not scaled for precision again. DDP's
+            # buckets have about 25 MB.
             reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
             return bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
         if now.on_gpu:

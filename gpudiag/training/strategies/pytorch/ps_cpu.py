@@ -154,7 +154,7 @@ class PsCpu(PytorchStrategy):
         import torch
 
         def send(parameter: torch.Tensor) -> None:
-            if not self._sending or parameter.grad is None:
+            if not self._sending or parameter.grad is None:  # see `accumulating`
                 return
             with gpudiag.range("exchange"):
                 target = self._gradients[self._rank][index]

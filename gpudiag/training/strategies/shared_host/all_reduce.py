@@ -205,7 +205,7 @@ class SharedHostAllReduce:
             (layout.ring(rank), at.RING * at.PIECE),
             (layout.slot(rank, 0), layout.slots * layout.chunk_bytes),
         ]
-        for number in range(layout.slots):  # this rank's share of each result, in whole pages
+        for number in range(layout.slots):  # this rank's share of each result, in whole pages, at least one
             begin, end = (layout.chunk_bytes * share // layout.world // at.PAGE * at.PAGE for share in (rank, rank + 1))
             parts.append((layout.slot(layout.world, number) + begin, max(at.PAGE, end - begin)))
         before = os.sched_getaffinity(0)

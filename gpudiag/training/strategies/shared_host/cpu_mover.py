@@ -92,6 +92,7 @@ class CpuMover:
 
 
 def _sleep(rounds: int) -> None:
-    """Yield the CPU in the first rounds, and sleep in later rounds for an increasing time of up to 1 ms."""
+    """Yield the CPU in the first rounds, then sleep: the time doubles every 8 rounds, up to 1 ms."""
     asleep = rounds - _ROUNDS_AWAKE
+    # The exponent is limited, so that the power stays small in a long wait.
     time.sleep(min(_SHORTEST_SLEEP_S * 2 ** min(asleep // 8, 10), _LONGEST_SLEEP_S) if asleep >= 0 else 0)

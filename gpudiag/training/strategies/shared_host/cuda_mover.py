@@ -72,7 +72,7 @@ class CudaMover:
             with torch.cuda.stream(self._unpack):
                 if chunked.wire is not None:
                     chunked.tensor.copy_(chunked.wire)
-                chunked.tensor.record_stream(self._unpack)
+                chunked.tensor.record_stream(self._unpack)  # keep the memory until the stream has used it
                 future.set_result(chunked.tensor)
         return future
 

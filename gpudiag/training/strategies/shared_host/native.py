@@ -20,6 +20,7 @@ MOST_THREADS = 64
 
 _SOURCE = Path(__file__).with_name("reduce.c")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+#: Time limit of the compiler in seconds.
 _COMPILE_S = 60
 
 
@@ -134,7 +135,7 @@ def _load(path: Path) -> ctypes.CDLL:
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
     """Return an empty engine, and its memory. The caller must keep the memory as long as the engine."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
-    begin = -(-ctypes.addressof(memory) // LINE) * LINE
+    begin = -(-ctypes.addressof(memory) // LINE) * LINE  # rounded up, because fields have their own cache lines
     return Engine.from_address(begin), memory
 
 

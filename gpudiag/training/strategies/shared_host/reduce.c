@@ -52,7 +52,7 @@ static inline void pause_briefly(void) {
 }
 
 /* Spin while chunks are under way, because waking from a sleep takes longer than a chunk, and every chunk would wait for
- * the last thread of all ranks to wake. After a millisecond, sleep. If there are fewer processors than threads, the sleep
+ * the last thread of all ranks to wake. After `spin` rounds, sleep. If there are fewer processors than threads, the sleep
  * grows to an eighth of the time waited so far, up to a millisecond, so that threads that train get the processors. */
 static inline void wait_briefly(const struct engine *e, uint32_t *rounds) {
     if (++*rounds < e->spin) {

@@ -230,7 +230,10 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def processors_near(device: torch.device) -> set[int]:
-    """Return the usable processors of a GPU's NUMA node. For a CPU or an unknown node, return all usable processors."""
+    """Return the usable processors of a GPU's NUMA node.
+
+    Return all usable processors for a CPU, for an unknown node, and for a node without usable processors.
+    """
     allowed = os.sched_getaffinity(0)
     if device.type != "cuda":
         return allowed
@@ -245,7 +248,7 @@ def _pci_address(device: torch.device) -> str:
     """Return the GPU's PCI address as sysfs writes it (0000:3b:00.0); raise ValueError if the address is unknown."""
     from cuda.bindings import runtime
 
-    error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)
+    error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)  # up to 32 characters
     if error != runtime.cudaError_t.cudaSuccess:
         raise ValueError(str(error))
     text = name.decode("ascii") if isinstance(name, bytes) else str(name)

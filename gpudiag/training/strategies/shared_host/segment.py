@@ -149,7 +149,7 @@ class Pinned:
             checked(driver, driver.cuMemHostRegister(address, size, flags), what, device, _PINNING_HINT)
             self._address = address
             mapped = driver.cuMemHostGetDevicePointer(address, 0)
-            (pointer,) = checked(driver, mapped, f"map {what[4:]}", device, _PINNING_HINT)
+            (pointer,) = checked(driver, mapped, f"map {what[4:]}", device, _PINNING_HINT)  # without "pin "
             self.on_device = int(pointer)
 
     def close(self) -> None:
