@@ -183,6 +183,7 @@ def warning_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
     """Return the codes of the warnings about the recording, without those that the verdict's next step explains."""
     unexplained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     codes = dict.fromkeys(one_line(warning.code)[:_LONGEST_WORD] for warning in analysis.validity)
+    # Unexplained buckets have their own words, so the warning about them is omitted.
     said = [code for code in codes if any(f"({code})" in step for step in verdict.steps)]
     shown = [code for code in codes if code not in said and not (code == "unexplained" and unexplained)]
     more = [f"{len(shown) - _FEW_WARNINGS} more"] if len(shown) > _FEW_WARNINGS else []
