@@ -106,7 +106,7 @@ def work(device: str, step_ms: float) -> Callable[[], None]:
         return time.perf_counter() - began
 
     run(1000)
-    times = max(1, round(step_ms / run(1000)))
+    times = max(1, round(step_ms / run(1000)))  # the seconds of 1000 products are the ms of one
 
     def step() -> None:
         for _ in range(times):
