@@ -70,6 +70,7 @@ def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) 
             clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     timed, noted = [], []
+    # Of the unprofiled steps for which the session is opened, about half are run, so that it records no trace.
     with (
         tempfile.TemporaryDirectory() as directory,
         gpudiag.profile(Path(directory), steps=4 * steps * rounds, warmup=1, device=device) as prof,

@@ -93,7 +93,7 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif nvlink is not None and reached is not None:  # evidence has the rate of an unused NVLink only
+    elif nvlink is not None and reached is not None:  # NVLink is unused; evidence with only one of the rates is hostile
         words = "GPU peer access over NVLink is off"
     else:
         return None

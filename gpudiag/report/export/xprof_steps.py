@@ -63,7 +63,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacingGroup:
-    """The group of tracks for which the other groups wait.
+    """The group of tracks for which the other groups wait. `parts` is the group's track of buckets.
 
     Attributes:
         steps: the step windows of the group.

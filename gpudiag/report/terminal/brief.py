@@ -142,7 +142,7 @@ def bars_note(analysis: Analysis) -> str:
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not recorded_steps_differ(analysis):
         return ""
-    if recorded < real:
+    if recorded < real:  # not by the profiler, which only makes steps longer, so that no factor is given
         return "Bars: recorded steps, which were shorter than the others."
     return f"Bars: recorded steps, {recorded / real:.1f} {figures.TIMES} as long as without the profiler."
 
@@ -198,10 +198,10 @@ def _after(introduction: str, words: list[str]) -> list[str]:
 def commands_for_more(
     analysis: Analysis, verdict: ReportVerdict, paths: Sequence[str], page: str = "", command: str = "analyze"
 ) -> list[tuple[str, str]]:
-    """Return up to three commands, each with its purpose.
+    """Return two or three pairs (command, purpose).
 
     The commands show all details, make the page with a timeline, and explain the first finding or warning that has
-    documentation. If the page exists, its path replaces the second command.
+    documentation, if any. If the page exists, the second pair has its path instead of a command.
 
     Args:
         analysis, verdict: the run.
