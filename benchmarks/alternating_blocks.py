@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Whether the problem is present in each of four consecutive blocks.
+#: Whether the problem is present in each of four consecutive blocks. This order cancels a steady drift.
 ORDER = (True, False, False, True)
 
 
@@ -93,7 +93,7 @@ class Blocks:
         if done:
             self.leads.append(lead)
             self.times.append((ORDER[(done - 1) % 4], 1e3 * (now - self.began) / (self.block - self.skip)))
-        else:
+        else:  # the warm-up block
             self.first = now
         if self._is_enough(done, now - self.first):
             raise SystemExit(0)
@@ -101,7 +101,7 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
-        """Return True after 8 blocks, 4 that took over `self.seconds` in total, or 2 that took three times as long."""
+        """Return True after 8 blocks, after 4 if they took over `self.seconds`, or after 2 if over three times that."""
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds

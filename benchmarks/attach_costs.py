@@ -126,7 +126,7 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 
 
 def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
-    """Return the environment of a process without GPUs, with the variables `more`.
+    """Return the environment of a process with the variables `more`; without GPUs unless `more` makes some visible.
 
     If `entered` is true, the process loads gpudiag's hook when it starts, and writes recordings to `run_dir`.
     """

@@ -71,6 +71,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
     figures: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
+        # As in gpudiag's probe, NVLink multicast is off, because it can exceed the rate of a link.
         environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, **variables}
         finished = subprocess.run(
             [str(output / program), *arguments],
@@ -165,7 +166,10 @@ def bound_for(row: dict[str, str]) -> float | None:
 
 
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Yield (line of the comparison table, True if its difference is within the bound)."""
+    """Yield (line of the comparison table, True if its difference is within the bound or there is no bound).
+
+    A figure with a bound that was not measured counts as outside.
+    """
     for row in rows:
         figures = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (

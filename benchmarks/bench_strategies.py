@@ -68,7 +68,10 @@ PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
 class Rank:
-    """A process of the measurements. Rank 0 collects the results and prints them as JSON."""
+    """A process of the measurements. Rank 0 collects the results and prints them as JSON.
+
+    `meeting` is the path of a file through which the processes find each other.
+    """
 
     def __init__(self, meeting: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -112,7 +115,7 @@ class Rank:
         return self.slowest((time.perf_counter() - began) / repeats)
 
     def repeats(self, run: Callable[[], Any]) -> int:
-        """Return the number of calls that take about `AIM_S`; the number is equal on every rank."""
+        """Return the number of calls (3 to 50) that take about `AIM_S`; the number is equal on every rank."""
         run()
         return max(3, min(50, int(AIM_S / self.seconds(run, 2))))
 
@@ -312,7 +315,7 @@ def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
 def copies(at: Rank) -> list[dict[str, Any]]:
     """Measure copies of all GPUs at once to and from pinned host memory, in buffers larger and smaller than the cache.
 
-    The result is in GB/s per GPU and direction.
+    The result is in GB/s per GPU and direction; there are no rows without GPUs.
     """
     if not at.on_gpu:
         return []

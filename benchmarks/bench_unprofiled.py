@@ -70,6 +70,7 @@ def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) 
             clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     timed, noted = [], []
+    # Of the unprofiled steps for which the session is opened, about half are run, so that it records no trace.
     with (
         tempfile.TemporaryDirectory() as directory,
         gpudiag.profile(Path(directory), steps=4 * steps * rounds, warmup=1, device=device) as prof,
@@ -106,7 +107,7 @@ def work(device: str, step_ms: float) -> Callable[[], None]:
         return time.perf_counter() - began
 
     run(1000)
-    times = max(1, round(step_ms / run(1000)))
+    times = max(1, round(step_ms / run(1000)))  # the seconds of 1000 products are the ms of one
 
     def step() -> None:
         for _ in range(times):

@@ -151,6 +151,7 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, hidden: Tensor, source: Tensor, *, causal: bool) -> Tensor:
+        # Each position of `hidden` attends to `source`; if `causal`, only to positions up to its own.
         query, key, value = (
             project(given).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project, given in ((self.query, hidden), (self.key, source), (self.value, source))

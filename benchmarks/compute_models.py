@@ -122,7 +122,7 @@ def _adamw(*, fused: bool, foreach: bool = True) -> Callable[..., torch.optim.Op
 def prepare_resnet50(
     *, batch: int = 0, channels_last: bool = False, fused: bool = False, compiled: bool = False
 ) -> Training:
-    """Prepare torchvision's ResNet-50 in bf16, with SGD."""
+    """Prepare torchvision's ResNet-50 in bf16, with SGD. With `batch` 0, the batch has 96 images."""
     from torchvision import models  # noqa: PLC0415  # not every machine has torchvision
 
     inputs, targets = _images(batch or size(96, 2), size(224, 64), 1000)
@@ -135,7 +135,7 @@ def prepare_resnet50(
 def prepare_gpt2(
     *, batch: int = 0, tf32: bool = False, fused: bool = False, sdpa: bool = False, compiled: bool = False
 ) -> Training:
-    """Prepare transformers' GPT-2 of 12 layers on sequences of 512 tokens, in fp32."""
+    """Prepare transformers' GPT-2 of 12 layers on `batch` (0: 8) sequences of 512 tokens, in fp32."""
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415  # not every machine has transformers
 
     tokens = size(512, 32)

@@ -38,6 +38,7 @@ SECONDS = 120
 SETTLE_S = 1.0
 #: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
+#: Beginning of a log line of PyTorch's profiler, after `_lines` has replaced its numbers.
 _KINETO_LOG = re.compile(rb"\w+:[-0]+ [:0]+ 0:0 \w+\.cpp:0\] ")
 QUICK = ("--warmup", "2", "--steps", "5")
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -93,7 +94,7 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
 
 
 def _files(folder: Path, directories: tuple[Path, ...]) -> list[str]:
-    """Return the paths of files in `directories`, relative to `folder`."""
+    """Return the paths of files and directories in `directories`, relative to `folder`."""
     paths = [path for directory in directories for path in directory.rglob("*")]
     return sorted(str(path.relative_to(folder)) for path in paths)
 

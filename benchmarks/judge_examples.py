@@ -226,12 +226,12 @@ class Scripts:
 
 
 def make_text(size: int = 2_000_000) -> str:
-    """Return a text of `size` characters, 60 of them different, for the character dataset of minGPT."""
+    """Return a text of `size` characters, 59 of them different, for the character dataset of minGPT."""
     source = random.Random(0)  # noqa: S311
     words = [
         "".join(source.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:?!", k=6)) for _ in range(999)
     ]
-    return " ".join(source.choices(words, k=size // 7 + 1))[:size]
+    return " ".join(source.choices(words, k=size // 7 + 1))[:size]  # a word and its space have 7 characters
 
 
 def free_port() -> int:
@@ -278,6 +278,7 @@ def try_example(scripts: Scripts, example: Example, archives: Archives, truths: 
         row |= {"verdict": "failed", "profile_failed": f"{type(error).__name__}: {error}"}
         report = folder / "report.txt"
         lines = report.read_text(encoding="utf-8", errors="replace").splitlines() if report.exists() else []
+        # The first message only describes the run.
         row["messages"] = [line for line in lines if line.startswith("gpudiag: ")][1:]
     row["left_out"] = archives.keep(example.name, folder)
     row["variants_ms"] = truths.get(example.truth_of or "", {}) or try_variants(scripts, example, archives)

@@ -58,7 +58,8 @@ def run(command: list[str], seconds: float) -> str:
 def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the row of one fault: its true cost, the first finding that names a line, and the verdicts.
 
-    `first` is true if that finding is also the first of all findings. Without it, the row has no line.
+    `first` is true if that finding is also the first of all findings except `compute-bound`. The row has no line if no
+    finding names one.
     """
     program = [str(options.script), "--fault", fault, "--ms", str(options.ms), "--steps", "4000"]
     start = [sys.executable]
@@ -116,7 +117,8 @@ def true_cost(start: list[str], program: list[str], options: argparse.Namespace)
 def line_step_ms(run_dir: Path) -> float:
     """Return the median time in ms of steps with recorded lines, without the first two, which record every line.
 
-    `ns` of an event is the time since the previous event. gpudiag's own work between two steps does not count.
+    If there are only these two, they count. `ns` of an event is the time since the previous event. gpudiag's own work
+    between two steps does not count.
     """
     with gzip.open(run_dir / "lines" / "rank0.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["sections"][0]["events"]

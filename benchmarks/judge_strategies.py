@@ -61,7 +61,10 @@ def train(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 
 
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of strategies with their true costs and verdicts."""
+    """Return all rows, those of strategies with their true costs and verdicts.
+
+    Rows of the baseline and of failed runs are unchanged, as is every row if no run of the baseline succeeded.
+    """
     alone = [row["step_ms"] for row in rows if row["strategy"] == ABLATION and "step_ms" in row]
     judged = []
     for row in rows:

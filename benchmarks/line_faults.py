@@ -77,7 +77,7 @@ def collate(samples: list[Tensor]) -> Tensor:
 
 
 def scores(out: Tensor) -> float:
-    """Imitate a metric on the CPU: copy the output to the host, and sort it several times."""
+    """Imitate a metric on the CPU: copy the output to the host, and sort it for about `--ms`, at 4 ms a sort."""
     values = out.detach().float().cpu()
     for _ in range(max(1, int(args.ms / 4))):
         values.flatten().repeat(8).sort()  # fault: metric
@@ -109,7 +109,7 @@ def hook(gradient: Tensor) -> Tensor:
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Run the fault after an update, if it is one of the faults that occur there."""
+    """Run the fault after an update, if it occurs there. A save takes about 5 ms, and a line of the log 10 µs."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves

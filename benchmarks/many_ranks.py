@@ -142,7 +142,7 @@ def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tup
         ends: ends of collectives in µs; they do not move.
         last: end of the last event in µs.
     """
-    knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)
+    knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)  # the last knot is after the last event
     moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
     if not len(ends):
         return knots, moves

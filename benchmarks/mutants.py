@@ -194,6 +194,7 @@ class Tests:
         running = {test for line in header for test in lines.get(line, ())}
         if running:
             return running, set()
+        # Without a name, `$^` matches no line with text.
         defined = re.compile(rf"\b({'|'.join(map(re.escape, _names(statement))) or '$^'})\b")
         naming = {
             test
@@ -339,7 +340,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
         shutil.rmtree(TREE / ".hypothesis", ignore_errors=True)
         Path(importlib.util.cache_from_source(str(change.module))).unlink(missing_ok=True)
         command = " ".join((*PYTEST, "-x", f"@{arguments}"))
-        result = mutate_and_test([mutation], command, 60 + 4 * sum(go.values()))
+        result = mutate_and_test([mutation], command, 60 + 4 * sum(go.values()))  # seconds, with a minute for imports
         output = result.output or ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         found |= {"outcome": result.test_outcome.value if result.test_outcome else "?", "diff": result.diff}

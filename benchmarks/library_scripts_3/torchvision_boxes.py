@@ -118,7 +118,7 @@ def loss_by_image(outputs, centers, boxes, labels):
 
 
 def loss_of_batch(outputs, centers, boxes, labels):
-    """Return the same loss for all images at once; cells without an object have the weight 0."""
+    """Return the loss of `loss_by_image` for all images at once; cells without an object have the weight 0."""
     scores, sides, centres = outputs
     target, index, positive = assign(centers, boxes)
     weight = positive.float() / positive.sum(1, keepdim=True).clamp(min=1)

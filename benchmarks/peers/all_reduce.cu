@@ -1,7 +1,7 @@
 // All-reduce as nccl-tests measures it, in C++: a peer for `gpudiag bandwidth` on machines without nccl-tests.
 //
-// Its method for one process with all GPUs: fp32 sums, out of place, each repetition one group call over the GPUs, five
-// repetitions for warming up, then twenty between two synchronizations, timed by the host.
+// One process has all GPUs. It sums fp32 values out of place; each repetition is one group call over the GPUs. After five
+// repetitions for warming up, the host times twenty between two synchronizations.
 //
 //     nvcc -O2 -std=c++17 -I NCCL/include -o all_reduce all_reduce.cu -Xlinker NCCL/lib/libnccl.so.2
 //     ./all_reduce 65536 33554432                one line per size: bytes, microseconds, bus bandwidth in GB/s

@@ -1,8 +1,8 @@
 // Copies as nvbandwidth 0.8 measures them, in C++: a peer for `gpudiag bandwidth` on machines without nvbandwidth.
 //
-// Its method: 512 MiB buffers; a kernel holds the stream until 16 copies are queued; events around them; the median of
-// three samples. With all GPUs at once, each GPU in turn is timed while the others, queued behind the same gate, copy
-// buffers of twice the size, so that they outlast it.
+// Buffers have 512 MiB. A kernel holds the stream until 16 copies are queued, and events before and after the copies
+// give their time. A figure is the median of three samples. With all GPUs at once, each GPU in turn is timed. The others
+// wait for the same gate, and copy buffers of twice the size, so that they still copy when the timed GPU ends.
 //
 //     nvcc -O2 -std=c++17 -o copies copies.cu
 //     ./copies [MIB [COPIES [all]]]              one line per figure: test, GPU or pair, GB/s; `all`: only all at once
@@ -45,7 +45,7 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-// GB/s of each of `copies` (all of them together in `total`, by the slowest), queued behind one gate.
+// Return the rate of each of `copies` in GB/s, as the median over samples. All of them start when `gate` becomes 1.
 std::vector<double> run(const std::vector<Copy> &copies, volatile int *gate) {
     const size_t count = copies.size();
     std::vector<std::vector<double>> samples(count);

@@ -48,7 +48,7 @@ def compute_line(analysis: Analysis) -> str:
 
 
 def _reached_rate(row: ComputeClass) -> str:
-    """Return a class's rate and its share of the peak; "" if most shapes are unknown."""
+    """Return a class's rate and its share of the peak, if known; "" if most shapes or the rate are unknown."""
     if row.known_percent is None or row.known_percent < _LEAST_KNOWN:
         return ""
     if row.tflops_per_s is not None:

@@ -122,7 +122,7 @@ def numbered(lines: Sequence[str]) -> RenderableType:
 
 
 def commands_with_purposes(commands: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    """Return a line per (command, purpose). Purposes are omitted if a line with its purpose is wider than `width`."""
+    """Return a line per (command or path, purpose). All purposes are omitted if a line would be wider than `width`."""
     longest = max(len(command) for command, _ in commands)
     fits = longest + 2 + max(len(purpose) for _, purpose in commands) <= width
     return Group(

@@ -68,7 +68,10 @@ def _kind_of_work(analysis: Analysis) -> str:
 
 
 def _devices_in_words(analysis: Analysis) -> str:
-    """Return number and model of the devices, such as `8 x NVIDIA H200`, with a note if ranks are missing."""
+    """Return number and model of the devices, such as `8 x NVIDIA H200`.
+
+    A note follows if the devices are not read, if the traces are of several runs, or if ranks are missing.
+    """
     names = Counter(_device_name(device.name, device.device, analysis.device_kind) for device in analysis.devices)
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.framework == "jax":

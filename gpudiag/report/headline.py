@@ -93,7 +93,7 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif nvlink is not None and reached is not None:  # no finding about the links, but an unused NVLink
+    elif nvlink is not None and reached is not None:  # NVLink is unused; evidence with only one of the rates is hostile
         words = "GPU peer access over NVLink is off"
     else:
         return None
@@ -103,7 +103,8 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
 def _consequence(main: Finding, analysis: Analysis, reached: float | None, best: float | None) -> str:
     """Return `: all-reduce runs at 27 of 450 GB/s; communication costs up to 18.0 of 39.7 ms`, as far as known.
 
-    `reached` and `best` are the present and the possible rate of the collective in GB/s.
+    `reached` and `best` are the present and the possible rate of the collective in GB/s. An implausible cost, of the
+    whole step or more, is omitted.
     """
     parts = []
     if reached is not None:
@@ -197,6 +198,7 @@ def next_step(analysis: Analysis) -> str:
     messages = {warning.code.partition(":")[0]: warning.message for warning in reversed(analysis.validity)}
     asking = [code for code in _ASK_FOR_RECORDING if code in messages]
     untrusted = [code for code in asking if code in UNTRUSTED_CODES]
+    # Other ranks do not help if the figures of this recording cannot be trusted.
     if not untrusted and one_rank_of_several(analysis) and "missing-ranks" in messages:
         return (
             "Analyze the traces of all ranks, recorded in the same steps: "

@@ -75,6 +75,7 @@ def _without_parameters(text: str) -> str:
     """Cut the parameter list, which begins at the first parenthesis outside `<…>` that follows a name."""
     depth = 0
     for index, character in enumerate(text):
+        # At depth 0, `>` closes nothing, as in `->`.
         depth = max(depth + (character == "<") - (character == ">"), 0)
         # `Memcpy HtoD (Pinned -> Device)` is no C++ name; keep its parentheses.
         if character == "(" and depth == 0 and index and not text[index - 1].isspace():

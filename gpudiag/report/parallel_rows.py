@@ -91,7 +91,7 @@ def stage_rows(analysis: Analysis, parallelism: Parallelism) -> list[tuple[str, 
     """Return the cells of `STAGE_COLUMNS` for each stage.
 
     `to mean` is (compute of the stage) / (mean over stages). `to its peers` is (compute of the slowest rank) / (mean
-    over the ranks of its stage).
+    over the ranks of its stage). The times of compute and waiting are means over the ranks of the stage.
     """
     stages: dict[int, list[RankPlace]] = defaultdict(list)
     for place in parallelism.ranks:

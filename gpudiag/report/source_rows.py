@@ -77,7 +77,7 @@ def source_cells(row: SourceRow) -> tuple[str, str, str, str]:
 
 
 def _rows(lines: list[SourceLine], sources: Sequence[SourceLocation], most: int | None) -> list[SourceRow]:
-    """Return at most `most` rows in the order of `lines`: lines that findings name, and the lines with most time."""
+    """Return at most `most` rows (None: all) in the order of `lines`: those of findings, then those with most time."""
     marked = [any((line.file, line.line) == (source.file, source.line) for source in sources) for line in lines]
     longest_ms = max(line.ms_per_step for line in lines)
     shown = [

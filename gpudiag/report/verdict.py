@@ -132,7 +132,10 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why unknown; "" without gain."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`.
+
+    If the savings are unknown, return the reason. If the fix saves nothing, return "".
+    """
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _reason(finding)
@@ -305,7 +308,8 @@ def verdict_lines(verdict: ReportVerdict) -> list[str]:
 def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
     """Return a line for each recommended fix, in order, with the step time after the fix.
 
-    The list is empty if there is a single fix, or if the list of fixes contradicts the savings of `finding`.
+    The list is empty if there is a single fix, if `finding` has the severity `info` or is not the first fix, or if the
+    list of fixes contradicts its savings.
     """
     if finding.severity == "info" or len(analysis.next) < 2 or not _is_first_fix(finding, analysis):
         return []
@@ -340,6 +344,7 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
     if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):
         words.append("communication, or waits for ranks that were not recorded")
     elif unexplained > 0:
+        # At 99 %, the explained part is only rounding.
         ms = figures.milliseconds(unexplained, beside=analysis.steps.mean_ms)
         words.append("no known cause" if unexplained >= 0.99 * bucket.ms else f"{ms} ms without known cause")
     return "; ".join(words)

@@ -111,6 +111,7 @@ def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarG
     running sums are 0, 6 and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
     """
     sums = list(accumulate(differences, initial=0.0))
+    # The total may exceed the sums, because it includes changes that have no bar.
     low, high = min(*sums, total), max(*sums, total)
     reach = high - low if high > low else 1.0  # any value: all bars are empty
 

@@ -151,7 +151,7 @@ def header(diff: Diff, width: int) -> list[Text]:
 
 
 def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
-    """Return path, workload, devices and number of steps of one run; its path is cut so that it fits in `width`."""
+    """Return path, workload, devices (up to three models) and steps of one run. The path is cut to fit in `width`."""
     # 6: the letter before the path, and the separator after it.
     parts = [shorten_middle(one_line(path), min(_LONGEST, width - 6)) for path in run.paths[:1]]
     parts += [f"and {len(run.paths) - 1} more"] if len(run.paths) > 1 else []

@@ -209,8 +209,8 @@ def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportT
     """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
 
     Waits that begin outside of step windows are omitted. If two waits overlap, the later wait begins when the earlier
-    wait ends. `whole` is bool[m]: all participants of the collective were recorded. In other
-    collectives no awaited rank is named, because this rank may be unrecorded.
+    wait ends. `whole` is bool[m], for each of the track's m collectives: all its participants were recorded. A wait in
+    another collective names no awaited rank, because that rank may be unrecorded.
     """
     table = device_track.collectives
     waits = (

@@ -63,7 +63,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacingGroup:
-    """The group of tracks for which the other groups wait.
+    """The group of tracks for which the other groups wait. `parts` is the group's track of buckets.
 
     Attributes:
         steps: the step windows of the group.
@@ -105,7 +105,7 @@ class PacingGroup:
         ]
 
     def parts(self) -> list[StepEvent]:
-        """Return the parts of the steps in which the recording has no device event; for a host, all parts."""
+        """Return the parts of the steps that `_ON_DEVICE` names, or for a host `_ON_HOST`, split at step boundaries."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
         named = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
         # Intervals are split at the boundaries of windows, because a step event belongs to one step.

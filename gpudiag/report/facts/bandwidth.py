@@ -150,7 +150,7 @@ def _range(shares: list[float]) -> str:
 
 
 def _latency(facts: Facts) -> RenderableType:
-    """Return a table of median latencies, with their range if it is at least 5 % of the median."""
+    """Return a table of median latencies, with their range unless it is noise (less than 5 % of the median)."""
     table = plain_grid({}, {"justify": "right", "no_wrap": True}, {"style": "dim", "no_wrap": True})
     for what, median, least, most in tables.latency_rows(facts):
         spread = "" if most - least < 0.05 * median else f"{least:.2f} to {most:.2f}"

@@ -46,7 +46,7 @@ def links_section(facts: Facts, width: int) -> RenderableType:
 
 
 def _peer_access(facts: Facts, width: int) -> list[RenderableType]:
-    """Return a sentence if peer access is the same for all pairs, or else a table of the pairs and the reasons."""
+    """Return a sentence if peer access and its reason are the same for all pairs, or else a table and the reasons."""
     answers = {link.peer_access for link in facts.links}
     reasons: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links:
@@ -81,7 +81,8 @@ def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> Renderabl
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
-    if (max(widest, 2) + 2) * len(indices) + 7 > width:  # 7: the label, as in `GPU 12`, and a space
+    # A heading has up to two digits, and columns are two spaces apart.
+    if (max(widest, 2) + 2) * len(indices) + 7 > width:  # 7: `GPU 12` and a space
         groups: dict[str, list[Link]] = defaultdict(list)
         for link in facts.links:
             groups[cell(link).plain].append(link)

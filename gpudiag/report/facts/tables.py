@@ -62,7 +62,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_number(endpoint: str) -> int | None:
-    """Return the index i in the endpoint `gpu:<i>`; None for any other endpoint."""
+    """Return the index i, of at most five digits, in the endpoint `gpu:<i>`; None for any other endpoint."""
     kind, _, number = endpoint.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() and len(number) < 6 else None
 
@@ -124,7 +124,7 @@ def host_matrix(facts: Facts) -> Matrix | None:
 
 
 def _host_records(facts: Facts) -> dict[_HostColumn, dict[str, Bandwidth]]:
-    """Return the records of each column by the device's endpoint, without empty columns."""
+    """Return the records of each column by the device's endpoint, without empty columns and without other records."""
     records: dict[_HostColumn, dict[str, Bandwidth]] = {column: {} for column in _HOST_COLUMNS}
     for record in facts.bandwidth:
         by_endpoint = records.get((record.memory, record.path, record.direction), {})
@@ -162,7 +162,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
             record
             for record in facts.bandwidth
             if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
-            and (initiator is None or record.initiator in {initiator, None})  # if unknown, both
+            and (initiator is None or record.initiator in {initiator, None})  # copies by an unknown GPU are in both
         ]
         if records:
             matrices.append(_square(f"{title}, GB/s", records, symmetric=direction == "both_ways"))

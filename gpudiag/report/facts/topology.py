@@ -185,6 +185,7 @@ def _unknown(facts: Facts) -> list[Text]:
     for gpu in facts.gpus:
         for field, reason in gpu.reasons.items():
             indices_of[reason][field].add(gpu.index)
+    # The header shows why no GPU is listed. The driver's versions are then unknown for the same reason.
     shown_elsewhere = {"gpus"} if facts.gpus else {"gpus", "driver", "cuda_driver"}
     reasons = {field: reason for field, reason in facts.host.reasons.items() if field not in shown_elsewhere}
     lines = [f"{one_line(field)}: {one_line(reason)}" for field, reason in reasons.items()]

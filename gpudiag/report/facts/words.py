@@ -82,6 +82,7 @@ def limits(gpu: Gpu) -> str:
         parts.append(f"{others} process{'es' * (others > 1)}")
     if parts:
         return ", ".join(parts)
+    # An unreadable GPU has neither a clock nor a reason for each missing value.
     read = gpu.sm_clock.current_mhz is not None and "throttle_reasons" not in gpu.reasons
     return "nothing" if read else UNKNOWN
 

@@ -36,8 +36,8 @@ def curves(
 ) -> str:
     """Draw curves over the number of devices, with 95 % intervals, and the ideal as a dashed line.
 
-    If `percent`, values are shares (1 = 100 %). `ideal` maps a number of devices to the best value. Values above 1.04 *
-    (the highest mark) are drawn at this height.
+    If `percent`, values are shares (1 = 100 %). `ideal` maps a number of devices to the best value; None: no ideal.
+    Values above 1.04 * (the highest mark) are drawn at this height, so that they stay inside the drawing.
     """
     xs = sorted({x for curve in series for x, *_ in curve.points})
     ideals = [] if ideal is None else [ideal(x) for x in xs]

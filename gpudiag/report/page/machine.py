@@ -69,6 +69,7 @@ def _topology(facts: Facts) -> str:
         index: (_SIZE / 2 + _RADIUS * math.sin(angle), _SIZE / 2 - _RADIUS * math.cos(angle))
         for index, angle in angles.items()
     }
+    # Copies without peer access do not use the links.
     rates = {
         (copy.src, copy.dst): copy.gb_per_s
         for copy in facts.bandwidth

@@ -112,7 +112,7 @@ def _verdict(analysis: Analysis, verdict: words.ReportVerdict) -> dict[str, Any]
 
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return (label, figure) of step times, throughput, utilization and devices."""
+    """Return (label, figure) of step times, throughput, utilization and devices (up to two models)."""
     steps = analysis.steps
     unit = header.unit_of(analysis)
     per = f"per {unit}" if unit != "recording" else "recorded"

@@ -99,6 +99,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
         before = 0.0 if total else level
         level = before + percent
         begin, end = sorted((round(scale * before), round(scale * level)))
+        # A loss that is printed as 0.0 % has no bar. Every other bar has a character, even beyond the last of `_BAR`.
         bar = " " * begin + ("█" if total else "▒") * max(end - begin, 1 if abs(percent) >= 0.05 else 0)
         lost = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
         line = f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.throughput(rate):>9}  {lost}"

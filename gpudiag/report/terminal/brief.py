@@ -142,7 +142,7 @@ def bars_note(analysis: Analysis) -> str:
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not recorded_steps_differ(analysis):
         return ""
-    if recorded < real:
+    if recorded < real:  # not by the profiler, which only makes steps longer, so that no factor is given
         return "Bars: recorded steps, which were shorter than the others."
     return f"Bars: recorded steps, {recorded / real:.1f} {figures.TIMES} as long as without the profiler."
 
@@ -183,6 +183,7 @@ def warning_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
     """Return the codes of the warnings about the recording, without those that the verdict's next step explains."""
     unexplained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     codes = dict.fromkeys(one_line(warning.code)[:_LONGEST_WORD] for warning in analysis.validity)
+    # Unexplained buckets have their own words, so the warning about them is omitted.
     said = [code for code in codes if any(f"({code})" in step for step in verdict.steps)]
     shown = [code for code in codes if code not in said and not (code == "unexplained" and unexplained)]
     more = [f"{len(shown) - _FEW_WARNINGS} more"] if len(shown) > _FEW_WARNINGS else []
@@ -197,10 +198,10 @@ def _after(introduction: str, words: list[str]) -> list[str]:
 def commands_for_more(
     analysis: Analysis, verdict: ReportVerdict, paths: Sequence[str], page: str = "", command: str = "analyze"
 ) -> list[tuple[str, str]]:
-    """Return up to three commands, each with its purpose.
+    """Return two or three pairs (command, purpose).
 
     The commands show all details, make the page with a timeline, and explain the first finding or warning that has
-    documentation. If the page exists, its path replaces the second command.
+    documentation, if any. If the page exists, the second pair has its path instead of a command.
 
     Args:
         analysis, verdict: the run.

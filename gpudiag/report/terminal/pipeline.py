@@ -122,7 +122,7 @@ def _header(analysis: PipelineAnalysis) -> list[Text]:
 
 
 def _finding(finding: Finding, step_ms: float, *, full: bool) -> RenderableType:
-    """Return a finding with its savings, ranks and advice; with `full`, also with its evidence."""
+    """Return a finding with its savings, advice, ranks (unless its title has them) and, with `full`, evidence."""
     rows = plain_grid({"no_wrap": True}, {}, gap=2)
     severity = Text(finding.severity.upper(), style=SEVERITY_STYLE[finding.severity])
     rows.add_row(severity, Text(one_line(finding.title), style="bold"))

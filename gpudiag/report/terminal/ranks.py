@@ -43,6 +43,7 @@ def _bar_lengths(rows: Sequence[RankRow], width: int, notes: Sequence[str]) -> l
     labels = max((len(row.label) for row in rows), default=0)
     times = max((len(figures.milliseconds(row.step_ms)) for row in rows), default=0)
     noted = max(map(len, notes), default=0)
+    # Two gaps and ` ms` are in each line. A note has a gap and a space before it.
     most = max(min(width - labels - times - len(" " * 2 + " ms") - (noted + 2 if noted else 0), WIDEST_BAR), 1)
     return [round(most * row.step_ms / longest) if longest > 0 else 0 for row in rows]
 

@@ -58,7 +58,10 @@ def _title(result: Recommendation) -> str:
 
 
 def _verdict(result: Recommendation) -> str:
-    """Return the recommended strategy in a sentence, with the strategies that are tied with it."""
+    """Return the recommended strategy in a sentence, with the strategies that are tied with it.
+
+    If one of these is unranked or cannot run, it may be faster, so that the tie is not certain.
+    """
     recommended = one_line(result.recommended)
     if result.verdict != "tie":
         return f"Use {recommended}"
@@ -148,7 +151,10 @@ def _ms(value: float | None) -> str:
 
 
 def _slower(ranked: Ranked) -> str:
-    """Return how much slower a strategy is than the fastest: `3.2 ± 0.4 %`."""
+    """Return how much slower a strategy is than the fastest: `3.2 ± 0.4 %`; "" if it was not compared.
+
+    Only the fastest strategy, which is compared with itself, has an interval from 0 to 0.
+    """
     if ranked.unranked is not None:
         return "not known"
     if ranked.slower_percent is None or ranked.slower_ci95 is None or ranked.strategy == INDEPENDENT:

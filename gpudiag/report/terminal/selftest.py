@@ -11,7 +11,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
 _STYLE = {"right": "green", "wrong": "bold red", "too small": "yellow", "too noisy": "yellow"}
-_NUMBER_COLUMNS = {3, 4, 5}
+_NUMBER_COLUMNS = {3, 4, 5}  # of `_HEADINGS`
 _LONGEST_CODE = len("communication-bound")
 _HEADINGS = ("fault", "expected", "found", "true ms", "found ms", "step ms", "verdict")
 
@@ -39,7 +39,7 @@ def render_selftest(result: Selftest, console: Console) -> None:
 
 
 def _table(result: Selftest, workload: str) -> Table:
-    """Return the rows of one workload. The long columns `expected` and `found` wrap, after the code of the finding."""
+    """Return the rows of one workload. In `expected` and `found`, a line break follows the finding's code."""
     table = Table(
         title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0)
     )
@@ -58,7 +58,7 @@ def _table(result: Selftest, workload: str) -> Table:
 
 
 def markdown(result: Selftest) -> str:
-    """Return the output of `render_selftest` as Markdown."""
+    """Return the output of `render_selftest` as Markdown, with the reasons of wrong rows inside the table."""
     lines = [f"{title(result)}.", ""]
     for workload in dict.fromkeys(row.workload for row in result.rows):
         headings = (f"`{workload}`: fault", *_HEADINGS[1:])

@@ -56,7 +56,7 @@ def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = ""
 
 
 def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
-    """Return the longest collectives. Narrow terminals omit group, probe and wait, in this order."""
+    """Return the longest collectives. Narrow terminals omit group, peak, and then calls and wait."""
     if width < _WIDE_FOR_WAIT:
         columns = ["size", "µs", "GB/s"]
     else:

@@ -107,7 +107,7 @@ def _column(text: str) -> Column:
 
 
 def _training(sources: Sequence[FormSource]) -> Rows:
-    """Yield the times of 1001 and 100,000 iterations for each point of a workload's main strategy."""
+    """Yield the times of 1001 and 100,000 iterations for each training point of a workload's main strategy."""
     for source in sources:
         trained = [point for point in source.points if point.mvox_per_s is None]
         for point in sorted(trained, key=lambda point: (point.workload, words.setting(point), point.devices)):
@@ -204,7 +204,10 @@ def _medians(sources: Sequence[FormSource]) -> Rows:
 
 
 def _ladder(sources: Sequence[FormSource]) -> Rows:
-    """Yield rates on the largest number of devices, by precision, batch size, layout and compilation."""
+    """Yield rates on the largest number of devices, by precision, batch size, layout and compilation.
+
+    `independent` is compared only if there is no other strategy. A single point has nothing to be compared with.
+    """
     for source in sources:
         most = max((point.devices for point in source.points), default=0)
         points = [point for point in source.points if point.devices == most]

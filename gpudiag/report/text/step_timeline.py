@@ -52,7 +52,7 @@ def _row(rank: RankView, length: int, width: int) -> str:
 
 
 def _columns(track: StepTrack, length: int, width: int) -> list[int | None]:
-    """Return the index of the bucket with the most time in each interval; None if no bucket has time in it."""
+    """Divide `length` ns into `width` intervals. Return the index of the bucket with the most time in each, or None."""
     filled: list[dict[int, float]] = [{} for _ in range(width)]
     scale = width / length
     for start, span, bucket in zip(track.start, track.length, track.colour, strict=True):

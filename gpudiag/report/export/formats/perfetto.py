@@ -21,7 +21,7 @@ _IN_ORDER = 3
 
 
 class _Writer:
-    """Writer of a trace. Tracks and names are numbered in order of appearance."""
+    """Writer of a trace. Tracks and names are numbered from 1 in order of appearance, because 0 means "none"."""
 
     def __init__(self, exported: ExportModel) -> None:
         self.trace = message_type("perfetto", "Trace")()
@@ -36,7 +36,7 @@ class _Writer:
             first.interned_data.event_names.add(iid=number, name=name)
 
     def _track(self, title: str, parent: int | None, rank: int | None) -> int:
-        """Add a track below `parent` at position `rank`, and return its number."""
+        """Add a track below track `parent` at position `rank` (None for a group), and return its number."""
         self._tracks += 1
         described = self._add(trusted_packet_sequence_id=_SEQUENCE).track_descriptor
         described.uuid, described.name = self._tracks, title

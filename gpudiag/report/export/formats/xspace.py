@@ -33,9 +33,10 @@ _GROUP = "group_id"
 _COPY = "Memcpy "
 #: Placeholder for registers and blocks, which are unknown. The plugin ignores kernels without details.
 _NO_DETAILS = "kernel"
-#: Correlation id of gpudiag's events, which belong to no call.
+#: Correlation id of gpudiag's events, which belong to no call. Calls have smaller ids.
 _NO_CALL = 2**40
-#: With at most this many devices, gpudiag's planes have negative ids, which differ from all other ids.
+#: Largest number of devices with 2 * devices < `_CUSTOM_AFTER_GPU`. The ids of gpudiag's planes (see `_plane_ids`) are
+#: then negative, so that they differ from the ids of all other planes.
 _MOST_DEVICES = 249
 
 

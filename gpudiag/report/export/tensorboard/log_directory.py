@@ -64,7 +64,7 @@ def write_run(
         profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several
             files are written unchanged.
     """
-    when = exported.origin_ns / 1e9 or time.time()
+    when = exported.origin_ns / 1e9 or time.time()  # 0: unknown
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
     recording = directory / "plugins" / "profile" / stamp
     recording.mkdir(parents=True)
@@ -79,8 +79,8 @@ def write_run(
 def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSeries, ...]:
     """Return step time, buckets and efficiency of each step, as means over device tracks.
 
-    Only steps that all tracks have are included. `efficiency/compute` is the share of a step in which devices compute,
-    and `hidden_ms/communication` is the communication that overlaps with compute.
+    Only steps that all tracks with steps have in common are included. `efficiency/compute` is the share of a step in
+    which devices compute, and `hidden_ms/communication` is the communication that overlaps with compute.
     """
     tracks = [
         (track, attributed)
@@ -112,8 +112,8 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
     """Write an event file; TensorBoard reads files with `tfevents` in their names.
 
-    The file has one record with the verdict, and one record per step with all values of the step. `wall_time` is Unix
-    time in seconds.
+    The file has one record with the format's version, one with the verdict, and one per step with all values of the
+    step. `wall_time` is Unix time in seconds.
     """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]

@@ -26,7 +26,7 @@ Endpoint = tuple[str, int]
 def is_admitted(connection: socket.socket) -> bool:
     """Return whether the other end of the connection belongs to this user or root, or is on another host.
 
-    A local end that is in no table of the kernel, or belongs to no process any more, is not admitted.
+    Another end on this host that is in no table of the kernel, or belongs to no process any more, is not admitted.
     """
     peer = _plain(connection.getpeername())
     is_local: bool = ipaddress.ip_address(peer[0]).is_loopback

@@ -86,13 +86,14 @@
     while (low < high) { const middle = (low + high) >> 1; if (starts[middle] < value) low = middle + 1; else high = middle; }
     return low;
   }
-  function write(text, from, to, y) { // within a span, cut to its width
+  function write(text, from, to, y) { // write within a span, cut to its width at 6 pixels a letter
     const begin = Math.max(from, margin()), room = Math.floor((Math.min(to, canvas.clientWidth) - begin - 6) / 6);
     if (room > 4) context.fillText(text.slice(0, room), begin + 3, y);
   }
   function drawTrack({ track, top }, left) {
     const palette = palettes[track.kind], per = scale();
     let edge = -1, edgeDepth = -1, edgeColour = -1;
+    // An event that began up to `longest` before the range may reach into it.
     for (let i = firstFrom(track.start, range[0] - track.longest); i < track.start.length && track.start[i] < range[1]; i++) {
       const x = place(track.start[i]), wide = track.length[i] * per, end = x + wide, depth = track.depthOf(i);
       if (end < left) continue;
@@ -180,7 +181,7 @@
   let pending = false; // draw one frame at a time
   function later() { if (!pending) { pending = true; requestAnimationFrame(() => { pending = false; draw(); }); } }
   function show(from, to) {
-    const least = 500, length = Math.min(Math.max(to - from, least), whole[1] - whole[0]);
+    const least = 500 /* ns */, length = Math.min(Math.max(to - from, least), whole[1] - whole[0]);
     const begin = Math.min(Math.max(from, whole[0]), whole[1] - length);
     range = [begin, begin + length]; later();
   }
@@ -203,6 +204,7 @@
       let from = 0, to = -1, weight = 0;
       for (let i = 0; i < track.start.length; i++) {
         if (!wanted.includes(track.name[i]) || track.start[i] + track.length[i] < rank.begin || track.start[i] > rank.end) continue;
+        // A gap of more than 0.5 % of the step begins another cluster.
         if (to < 0 || track.start[i] > to + view.length / 200) { from = track.start[i]; weight = 0; }
         to = track.start[i] + track.length[i]; weight += track.length[i];
         propose(rank.rank, from, to, weight);
