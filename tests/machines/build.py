@@ -47,6 +47,7 @@ from gpudiag.model.throttle import reasons_in_words
 HERE = Path(__file__).parent
 MIB = 1 << 20
 GIB = 1 << 30
+#: Bytes of a copy by `p2pBandwidthLatencyTest`.
 P2P_BYTES = 160_000_000
 DEFAULT_FALSE = ("repeats", "lanes", "under_load", "own")
 

@@ -76,7 +76,8 @@ class Job:
             recorded, simulated: mean step of the recording, and of its simulation.
             chance, tracks: half-width of the interval from the scatter of steps; results of `track`.
             cheap, dear: step at the lowest and at the highest possible overhead.
-            profiler, per_event_ns: overhead in the first host node at the highest overhead per event; its estimate.
+            profiler: overhead in the first host node at the highest possible overhead per event.
+            per_event_ns: estimated overhead per event.
             busy, slow, process, events: columns of the host nodes of a graph of `of_steps` steps.
             at_other_times: step if hosts are faster, and if they are slower.
             input_not_recorded: wait for input that only unprofiled steps have.

@@ -54,8 +54,8 @@ def cause(
     """Return the cause of lateness of ranks that differ in the components `differ`.
 
     Equalizing all components saves `gain` ms, `alone` maps each component to the savings of equalizing only it, and
-    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings if the host were not
-    slow in the whole step. `few`: few operators cause the host's delay.
+    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings of equalizing all
+    host components. `few`: few operators cause the host's delay.
     """
     best = max(alone, key=lambda part: alone[part])
 

@@ -302,7 +302,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps by ENDS (`raise`, `exit` or a signal); the other ranks' connections then break."""
+    """End rank 1 after half of the steps by ENDS (`raise`, `exit` or a signal); then other ranks' connections break."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
