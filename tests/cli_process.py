@@ -21,7 +21,7 @@ SECONDS = 400
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment without variables that affect the output."""
+    """Return this process's environment without variables that affect the output, and with `changes`."""
     drawing = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM"}
     return {key: value for key, value in os.environ.items() if key not in drawing} | {"TERM": "xterm"} | changes
 

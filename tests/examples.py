@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 
+#: Number of examples in the profile `whole`, which is hypothesis's default.
 _USUAL = 100
 _DRAWN: int = settings().max_examples  # the number of examples in the loaded profile
 

@@ -55,6 +55,7 @@ class Watched(NamedTuple):
         """Assert that listeners and private files existed, the second account reached none, and no file is left."""
         assert self.reached == ()
         assert self.sockets, "no listener of gloo was tried"
+        # Private files are in subdirectories of the public directory.
         assert any(not path.parent.name.startswith(_PUBLIC) for path in self.paths), "no file of the store was tried"
         assert self.left == ()
 

@@ -94,7 +94,7 @@ class _Parent:
         self._answers.close()
 
     def fork(self, asked: Mapping[str, object]) -> int:
-        """Fork a process that runs the program; return its process id."""
+        """Fork a process that runs the program `asked`, with the fields that `Forked` sends; return its process id."""
         self._asking.write(json.dumps(asked).encode() + b"\n")
         self._asking.flush()
         while True:

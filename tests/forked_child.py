@@ -103,6 +103,7 @@ class _Started(subprocess.Popen[bytes]):
     """A program that runs in a process of class `_Waiting`."""
 
     def __init__(self, command: list[str], process: _Waiting, options: Mapping[str, Any]) -> None:
+        # These are the attributes that the methods of `Popen` read.
         self.args, self.pid, self.returncode = command, process.pid, None
         self.stdin = self.stdout = self.stderr = None
         self._child_created, self._waitpid_lock, self._sigint_wait_secs = True, threading.Lock(), 0.25
@@ -122,7 +123,10 @@ def _start_with(processes: list[_Waiting]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a command of the form python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT... in this process."""
+    """Run a command of the form python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT... in this process.
+
+    As in Python, `-I` ignores PYTHONPATH, and `-I` and `-P` omit the program's folder from the import path.
+    """
     begin = next(at for at, word in enumerate(command) if at and word not in _OPTIONS)
     options, words = command[1:begin], command[begin:]
     folders = [] if "-I" in options else [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -145,6 +149,7 @@ def _set_path(folders: list[str]) -> None:
     """Set the import path of a new process, and run the `sitecustomize` of PYTHONPATH if there is one."""
     sys.path[:] = [*folders, *_INSTALLED]
     if importlib.machinery.PathFinder.find_spec("sitecustomize", folders) is not None:
+        # gpudiag's `sitecustomize` acts when the program imports PyTorch.
         sys.meta_path.insert(0, _Imported(sys.modules.pop("torch")))
         importlib.import_module("sitecustomize")
 

@@ -28,7 +28,10 @@ def with_forked_jobs(*words: str, cwd: Path | None = None, **changes: str) -> su
 
 
 def _guard(command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_options: Any) -> ForkedProgram:
-    """Start the guard of a job: python -I guard.py PRIVATE python -I starter.py FRAMEWORK PROCESSES COMMAND."""
+    """Start the guard of a job: python -I guard.py PRIVATE python -I starter.py FRAMEWORK PROCESSES COMMAND.
+
+    The guard starts the starter, and the starter starts PROCESSES ranks.
+    """
     ranks = int(command[command.index("-I", 2) + 3])
     log = Path(stdout.name).absolute()
     return ForkedProgram(command, env, [[[] for _ in range(ranks)]], out=log, err=log, own_session=True)

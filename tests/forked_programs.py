@@ -18,7 +18,7 @@ class ForkedProgram(Forked):
     Args:
         command: the command line of a Python program.
         env: its environment.
-        starts: the Python programs that it starts.
+        starts: the Python programs that it starts, as a `Tree`; None for no programs.
         out, err: files for its output.
         own_session: start a session, as `subprocess.Popen` does with `start_new_session`.
     """

@@ -49,7 +49,10 @@ def listeners(pid: int) -> set[str]:
 
 
 def listening_sockets(pid: int) -> set[tuple[str, int]]:
-    """Return (address, port) of every TCP socket on which a process and its descendants listen now."""
+    """Return (address, port) of every TCP socket on which a process and its descendants listen now.
+
+    Processes and sockets that end during the search are skipped.
+    """
     inodes: set[str] = set()
     for descendant in _descendants(pid):
         with contextlib.suppress(OSError):

@@ -77,7 +77,7 @@ def host_copies(count: int = COUNT) -> HostCopies:
     bandwidth = []
     for (memory, path, direction), rates in alone.items():
         for group in [(i,) for i in range(count)] + [tuple(range(count))]:
-            share = 1.0 if len(group) == 1 else 0.71
+            share = 1.0 if len(group) == 1 else 0.71  # all GPUs at once copy more slowly
             each = tuple(rate * share for _ in group for rate in rates)
             bandwidth.append(
                 HostCopy(

@@ -52,7 +52,7 @@ if "RANK" in os.environ:
 def walk(directory: Path, *pages: str) -> dict[str, str]:
     """Run the commands of the pages in `directory`, each once; return command → all that it printed.
 
-    The script is slow while a command records anything but `after`.
+    The script is slow for all commands except those with `--output after`.
     """
     (directory / "train.py").write_text(TRAIN)
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"

@@ -93,7 +93,7 @@ class TraceBuilder:
         return self
 
     def steps(self, count: int, period: int, body: Callable[[Self], object], *, first: int = 0) -> Self:
-        """Add `count` equal steps of length `period`."""
+        """Add `count` equal steps of length `period`, which `body` fills, from the time `first` on."""
         for index in range(count):
             body(self.step(first + index * period))
         return self

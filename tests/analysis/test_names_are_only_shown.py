@@ -83,7 +83,7 @@ def test_renamed_events_give_the_same_conclusions(job: str) -> None:
 
 
 def figures(concluded: bytes) -> object:
-    """Remove the texts from conclusions, because texts may show names."""
+    """Remove the texts and the keys from conclusions, because both may show names."""
 
     def bare(value: object) -> object:
         if isinstance(value, dict):

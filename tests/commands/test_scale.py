@@ -123,7 +123,7 @@ def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureF
 
 
 def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
-    earlier = listening_sockets(os.getpid())  # sockets of processes that earlier tests have not ended yet
+    earlier = listening_sockets(os.getpid())  # sockets of earlier tests' processes that still run
     addresses: set[str] = set()
 
     def kill() -> None:

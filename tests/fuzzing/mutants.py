@@ -211,7 +211,10 @@ def _digest(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _packed(content: Any) -> bytes:
-    """Return MessagePack; values that MessagePack lacks (large integers, lone surrogates) become null."""
+    """Return MessagePack; values that MessagePack lacks (large integers, lone surrogates) become null.
+
+    0xDF begins a map, and 0xDD an array, whose length has 32 bits.
+    """
     try:
         return msgspec.msgpack.encode(content)
     except (OverflowError, UnicodeEncodeError):
@@ -250,7 +253,7 @@ def _mutate(chance: random.Random, document: Any) -> None:
 
 
 def _mutate_message(chance: random.Random, message: Any) -> None:
-    """Change one field of a protobuf message, or of a message nested in it."""
+    """Change one field of a protobuf message, or of a message nested in it, or remove a nested message."""
     while True:
         fields = message.ListFields()
         if not fields:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.fuzzing.structured import VICTIM
 
-#: Limits of time and memory for each mutant.
+#: Limits of CPU time and memory for each command on a mutant.
 MOST_SECONDS = 20.0
 MOST_BYTES = 1_000_000_000
 #: Exit codes that a mutant may cause: success, invalid option, and unreadable input.
@@ -32,7 +32,7 @@ _SILENCE_S = 15 * MOST_SECONDS
 
 
 class TooLong(BaseException):
-    """A mutant exceeded its time limit."""
+    """A command exceeded its limit of CPU time."""
 
 
 def failures(numbers: range) -> Iterator[dict[str, Any]]:
@@ -76,11 +76,11 @@ def _worker(numbers: range) -> Any:
 
 
 def work(numbers: range) -> None:
-    """Run each mutant in a worker, and write its outcome to standard output."""
+    """Run mutants in this process, the worker, and write each outcome to standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     signal.signal(signal.SIGPROF, _too_long)
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # commands must not write between the outcomes
     for number in numbers:
         with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
             outcome = run_mutant(number, Path(name) / "mutant")
@@ -89,7 +89,10 @@ def work(numbers: range) -> None:
 
 
 def run_mutant(number: int, directory: Path) -> dict[str, Any]:
-    """Make a mutant and run it; return its outcome."""
+    """Make a mutant and run its commands until one fails.
+
+    Return the number, the error (`wrong`, None if there is none), and the time and peak memory of the last command.
+    """
     from tests.fuzzing.mutants import write_mutant
 
     directory.mkdir()

@@ -47,6 +47,7 @@ from gpudiag.model.throttle import reasons_in_words
 HERE = Path(__file__).parent
 MIB = 1 << 20
 GIB = 1 << 30
+#: Bytes of a copy by `p2pBandwidthLatencyTest`.
 P2P_BYTES = 160_000_000
 DEFAULT_FALSE = ("repeats", "lanes", "under_load", "own")
 
@@ -111,7 +112,7 @@ def place(text: str) -> str:
 
 
 def measured(data: Path, machine: str) -> dict[str, Any]:
-    """Return the fields of a machine's facts that published tables contain: links, bandwidth, latency."""
+    """Return the fields of a machine's facts that the published tables in `data` contain: links, bandwidth, latency."""
     table = [row for row in rows(data / "bandwidth_latency.csv") if row["machine"] == machine]
     can = {
         (int(row["src"]), int(row["dst"])): row["value"] == "1" for row in table if row["quantity"] == "can_access_peer"
@@ -180,7 +181,7 @@ def peer_only(data: Path, machine: str) -> dict[str, Any]:
 
 
 def nvbandwidth_rows(text: str, title: str) -> list[list[float | None]]:
-    """Parse the matrix below a heading in nvbandwidth's output."""
+    """Parse the matrix below a heading in nvbandwidth's output; a cell N/A becomes None."""
     block = text.split(title, 1)[1].split("\nSUM", 1)[0].splitlines()[2:]
     return [[None if cell == "N/A" else float(cell) for cell in line.split()[1:]] for line in block if line.strip()]
 

@@ -2,8 +2,8 @@
 
     python tests/machines/record_tree.py NAME
 
-Left out: the host's name, identifiers in the names of control groups, kernel options other than those of the IOMMU, and
-all properties of CPUs except model name and flags.
+Left out: the host's name, identifiers in the names of control groups, kernel options other than those of the IOMMU, the
+suffix of the kernel's version, and all properties of CPUs except model name and flags.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> t
     """Return the predictions of `candidates` in the setting of the run, cheapest first."""
     backward = compute_ms * overlap.BACKWARD_SHARE
     compute = Compute(forward_ms=compute_ms - backward, backward_ms=backward, update_ms=0.0, step_ms=compute_ms)
+    # Gradients are ready in the order of backward.
     model = Gradients(name=one.model, sizes=tuple(one.tensors[::-1]), compute=compute)
     return predict(_facts(one.machine, one.devices), model, candidates, one.gpus)
 

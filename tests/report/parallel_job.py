@@ -17,7 +17,7 @@ FORWARD_MS, BACKWARD_MS = 10.0, 20.0
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> tuple[PassOfStage, ...]:
-    """Return the passes of the schedule 1F1B, in which a pass starts when its input and its stage are ready."""
+    """Return the passes of the first of two replicas under 1F1B; a pass starts when its input and stage are ready."""
     orders = [list(_order(stages - stage - 1, microbatches)) for stage in range(stages)]
     ends: dict[tuple[Pass, int, int], float] = {}
     free = [0.0] * stages

@@ -190,7 +190,7 @@ def test_threads_match_despite_different_numbers(tmp_path: Path) -> None:
 
 
 def on_pool(recording: Recording, *threads: int) -> Recording:
-    """Run each step on a different thread of an executor's pool."""
+    """Run each step on a different thread of the pool of TensorFlow's executor."""
     for thread in threads:
         recording.thread = thread
         recording.step(*LONG).beside("cudaMemcpyAsync", "cudaMemsetAsync")

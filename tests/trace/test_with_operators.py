@@ -29,7 +29,10 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
 
 
 def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
-    """Return the kernel-only and the full trace of three steps; in the full trace host calls take twice as long."""
+    """Return the kernel-only and the full trace of three steps.
+
+    In the full trace host calls take twice as long, and a step has `calls` launches.
+    """
     light, full = [], []
     inputs = {"Input Dims": [[2, 3], [3, 5]], "Input type": ["float", "float"]}
     for number in range(3):

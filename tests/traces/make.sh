@@ -19,7 +19,7 @@ minify "$2/nccl_data.json.gz" "$here/public/nccl_data.json.gz" --top-level
 minify "$2/sampled_rank-1.json.gz" "$here/public/sampled_rank-1.json.gz"
 minify "$2/rank_non_gpu.json.gz" "$here/public/rank_non_gpu.json.gz"
 minify "$2/benchmark_result_2869224_1695835535_trace.json.gz" "$here/public/benchmark_result_alexnet.json.gz"
-# Small enough to stay as they are.
+# These recordings are small, so they are copied unchanged.
 cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
 # Published recordings of other accelerators, AMD's GPUs, inference and JAX, from the fourth directory.

@@ -1,4 +1,4 @@
-"""Test that differences sum at every level, and change sign if the runs are exchanged."""
+"""Test that differences of parts sum to that of the whole at every level, and change sign if runs are exchanged."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def clock_ahead(trace: Trace, offset_ns: int) -> Trace:
 
 
 def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
-    """Let each collective end up to `spread_ns` earlier, so that its ends differ between ranks with different seeds."""
+    """End each collective up to `spread_ns` earlier, but after its start; ends differ by rank if seeds do."""
     events = trace.events
     end = events.end_ns.copy()
     rows = np.array([call.row for call in trace.collectives], np.intp)

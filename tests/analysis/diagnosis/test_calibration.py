@@ -291,7 +291,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether the tested overhead exceeds that of a scatter of `at`; the fake step equals the overhead."""
+    """Return whether the tested overhead exceeds what a relative scatter of `at` explains; the step is the overhead."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:

@@ -45,7 +45,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 class Job:
     """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event.
 
-    `asked` has the tried overheads per event in ns, `paces` (busy, waiting) of each scenario of another host speed.
+    `asked` has the tried overheads per event in ns, `paces` (busy, waiting) of each scenario with another host speed.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Job:
             recorded, simulated: mean step of the recording, and of its simulation.
             chance, tracks: half-width of the interval from the scatter of steps; results of `track`.
             cheap, dear: step at the lowest and at the highest possible overhead.
-            profiler, per_event_ns: overhead in the first host node if the highest is assumed; estimate per event.
+            profiler: overhead in the first host node at the highest possible overhead per event.
+            per_event_ns: estimated overhead per event.
             busy, slow, process, events: columns of the host nodes of a graph of `of_steps` steps.
             at_other_times: step if hosts are faster, and if they are slower.
             input_not_recorded: wait for input that only unprofiled steps have.

@@ -54,8 +54,8 @@ def cause(
     """Return the cause of lateness of ranks that differ in the components `differ`.
 
     Equalizing all components saves `gain` ms, `alone` maps each component to the savings of equalizing only it, and
-    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings if the host were not
-    slow in the whole step. `few`: few operators cause the host's delay.
+    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings of equalizing all
+    host components. `few`: few operators cause the host's delay.
     """
     best = max(alone, key=lambda part: alone[part])
 
@@ -162,7 +162,7 @@ def finding_of(
         jitter: whether ranks are equalized in each step.
         in_some_steps: the ranks that are late in some steps only.
         silent, marked: untraced time before the first op, and marked input, of rank 1.
-        later_input, longer: excess of the fetch, and of the whole step, in unprofiled over recorded steps.
+        later_input, longer: time by which unprofiled fetches, and whole steps, are longer than recorded ones.
         paused, more: additional pauses and operators of late ranks.
         place: location of the stall; "" if unknown.
         held: whether the clock of rank 1 is throttled.

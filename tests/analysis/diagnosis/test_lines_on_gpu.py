@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 from tests.traces.pack import unpack
 
 RECORDED = WHOLE / "lines"
-#: Unprofiled step time with the sleep minus the step time without it, in alternation.
+#: Unprofiled step time in ms with the sleep minus that without it, measured in alternation.
 COST_MS = 21.2
 
 

@@ -40,7 +40,8 @@ def run(
 ) -> RunRecord:
     """Return a run record with one rank for each of `timed`, the unprofiled steps of the rank.
 
-    `light` are the ranks' steps in kernel-only traces. `notes` is why ranks after the first lack such a trace.
+    `light` are the ranks' steps in kernel-only traces. `notes` states why all ranks but the first lack such a
+    trace.
     """
     ranks = tuple(
         RankRecord(

@@ -46,7 +46,7 @@ def name_of(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert to JSON types with six significant digits, because the last digits of sums differ between machines."""
+    """Convert to JSON types without `LEFT_OUT`, with six digits, because the last digits of sums differ by machine."""
     match value:
         case float():
             return float(f"{value:.6g}")

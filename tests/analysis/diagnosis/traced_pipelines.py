@@ -49,6 +49,7 @@ def draw(seed: int) -> TracedPipeline:
     """Return the job of a seed."""
     rng = random.Random(seed)  # noqa: S311  # reproducible jobs, no secrets
     stages, data = rng.randint(2, 8), rng.randint(1, 3)
+    # With one replica, a slow rank is a slow stage, and no other replica has shorter sequences.
     fault = rng.choice(FAULTS if data > 1 else FAULTS[:2])
     settings: dict[str, Any] = {
         "stages": stages,

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.app.analyze import analyze
 
-#: Step time with the hot expert minus step time with even experts, in ms, without the profiler, in alternation.
+#: Unprofiled step time in ms with the hot expert minus that with even experts, measured in alternation.
 COST_MS = 293.8
 
 

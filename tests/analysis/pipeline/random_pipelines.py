@@ -116,7 +116,7 @@ def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> 
     """Return (part of the model, microbatch) of a worker's n-th computation.
 
     In an interleaved schedule, a number of microbatches equal to the number of stages passes one chunk before the next
-    chunk.
+    chunk. With `last_first`, as in backward, the last chunk comes first.
     """
     turn, within = divmod(number, pipeline.stages * pipeline.chunks)
     if pipeline.chunks == 1:
@@ -299,7 +299,7 @@ def _end_step(pipeline: Pipeline, step: int, ends: dict[tuple[int, int], float],
         recorder.add(step, worker, GARBAGE_COLLECTION, end, end)
         recorder.add(step, worker, LAYERNORM_GRADIENTS, end, end + 0.05)
     ready = {worker: end + 0.05 for worker, end in ends.items()}
-    if last:
+    if last:  # the first and the last stage share the embedding
         for data_rank in range(pipeline.data_ranks):
             end = max(ready[0, data_rank], ready[last, data_rank]) + pipeline.collective_ms
             for stage in (0, last):

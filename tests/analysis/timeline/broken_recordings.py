@@ -23,7 +23,7 @@ def named(directory: Path, rank: int) -> Path:
 
 
 def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
-    """Replace the traces of `ranks` by traces of the run `second`."""
+    """Copy the traces of the run `first`, but those of `ranks` from the run `second`."""
     for source in sorted(first.glob("rank*")):
         of = second if any(source == named(first, rank) for rank in ranks) else first
         (target / source.name).write_bytes((of / source.name).read_bytes())
@@ -68,13 +68,13 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
 
 
 def without_device_work(source: Path, target: Path, ranks: Sequence[int], *, calls: bool = True) -> Path:
-    """Remove device work of `ranks`, as if CUPTI had failed; without `calls` remove runtime calls too."""
+    """Remove device work of `ranks`, as if CUPTI had failed; if `calls` is false, remove runtime calls too."""
     gone = {*DEVICE_WORK, "gpu_user_annotation", *(() if calls else ("cuda_runtime", "cuda_driver"))}
     return with_events(source, target, lambda category, _: category not in gone, ranks)
 
 
 def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> Path:
-    """Remove a share of all device ops at random."""
+    """Remove a share of the device ops of all ranks at random."""
     draw = np.random.default_rng(seed)
     return with_events(
         source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)
@@ -82,7 +82,7 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
 
 
 def say_devices_of_calls(space: Any) -> None:
-    """Add the GPU of each call, which TensorFlow writes but the small recording lacks."""
+    """Add to an XSpace, in place, the GPU of each call, which TensorFlow writes but the small recording lacks."""
     device_of: dict[int, int] = {}
     for plane in space.planes:
         names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}

@@ -60,7 +60,7 @@ def test_synchronization_and_waits_for_communication_block() -> None:
     assert us(threads[1].blocked) == [(20, 50)]
     assert us(threads[2].blocked) == [(70, 80)]
     assert us(threads[1].busy) == [(0, 90)]
-    # An executor's call that communicates is a wait rather than work.
+    # A call of TensorFlow's executor that communicates is a wait rather than work.
     built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
     role[built.events.kind == EventKind.RUNTIME] = Role.COMMUNICATION

@@ -269,7 +269,7 @@ def spawn(steps: int) -> None:
 
 
 def own_profiler(steps: int) -> None:
-    """Create a profiler at a time when gpudiag would record."""
+    """Create a profiler after BEFORE (a variable) steps, when gpudiag would record; use DDP under a launcher."""
     model: nn.Module = net()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -302,7 +302,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps, as the variable ENDS says; then the connections of the other ranks break."""
+    """End rank 1 after half of the steps by ENDS (`raise`, `exit` or a signal); then other ranks' connections break."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -324,7 +324,7 @@ def _end(how: str) -> None:
 
 
 def slow(steps: int) -> None:
-    """Print when training begins, and take 20 ms a step."""
+    """Take at least 20 ms a step, and print a line at step SAYS_AT (a variable)."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number, batch in enumerate(batches(steps)):

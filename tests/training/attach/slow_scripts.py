@@ -1,6 +1,6 @@
 """Provide slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
 
-The scripts run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
+The scripts run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS_TO_TRAIN.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def train(kind: str, seconds: float) -> None:
         if kind == "logging" and rank == 0:
             write_log(step)
         optimizer.step()
+        # The check is rare, because it waits for the device and for the other ranks.
         if step % 50 == 0 and all_done(time.monotonic() > until, device):
             break
     del model  # before the process group is closed; `PytorchStrategy.close` explains the order
@@ -112,7 +113,7 @@ def write_log(step: int) -> None:
 
 
 def all_done(mine: bool, device: torch.device) -> bool:
-    """Return True if any rank must end (`mine`), so that all ranks end at the same step."""
+    """Return whether any rank must end (`mine`: this rank must), so that all ranks end at the same step."""
     flag = torch.tensor(float(mine), device=device)
     dist.all_reduce(flag)
     return bool(flag.item())

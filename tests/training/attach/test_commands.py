@@ -32,7 +32,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """Return the output of each kind of script, from one process that runs all kinds without gpudiag.
+    """Return the output of each kind of script, from one process that runs them without gpudiag.
 
     The kinds are those in `ALWAYS`, or all others if `measured` is true, so that usual tests do not run the others.
     """

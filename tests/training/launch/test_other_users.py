@@ -18,7 +18,7 @@ from tests.other_user import as_another_user, needs_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: `tests/commands/test_profile.py` tests in every test run what a second user reaches.
+#: These tests are `apart`, because `tests/commands/test_profile.py` also tests what a second user reaches.
 pytestmark = [pytest.mark.apart, pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 _PROGRAM = """

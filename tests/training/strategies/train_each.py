@@ -1,9 +1,10 @@
 """Train a small model on one rank with several strategies in sequence, and print the loss of every step.
 
-    python train_each.py RANK WORLD MEETING '[["cpu-reduce", {"compress": "bf16"}], ...]'
+    python train_each.py RANK WORLD MEETING '{"device": "cpu", "strategies": [["cpu-reduce", {...}], ...]}'
 
-For each strategy, the answer has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
-The ranks train on different samples, so the loss curve is right only if gradients are communicated.
+For each strategy, the answer has the losses (mean over the ranks), a sum of each parameter, the communicated bytes, and
+the FLOPs of a step. The ranks train on different samples, so the loss curve is right only if gradients are
+communicated.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # keep the rate of one direction, and that of both at once
+    if both:  # keep the rates of one direction and of both at once
         copies = [(one_way, of_both) for one_way, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"

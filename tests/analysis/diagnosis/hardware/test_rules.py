@@ -80,7 +80,7 @@ def test_findings_are_sorted_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        # The total rate is that of two links, so either there are two uplinks, or host memory is the limit.
+        # The total rate equals the rate of two links, so either there are two uplinks, or host memory is the limit.
         ((27.5, 27.5, 27.5, 27.5), False),
         ((14.0, 14.0, 14.0, 14.0), True),
     ],

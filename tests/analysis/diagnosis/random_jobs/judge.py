@@ -61,7 +61,7 @@ def first_causes(truth: Truth) -> tuple[Cause, ...]:
 
 
 def judge(truth: Truth, analysis: Analysis) -> Verdict:
-    """Compare the findings of an analysis with the truth."""
+    """Compare the findings of an analysis with the truth; ignore findings that save less than `NOTABLE`."""
     alarms = [finding for finding in analysis.findings if (finding.recoverable_percent or 0.0) >= 100 * NOTABLE]
     expected = first_causes(truth)
     first = alarms[0] if alarms else None
@@ -112,7 +112,10 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str])
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """Return the errors of the first finding or of its alternative (`instead`), whichever has fewer."""
+    """Return the errors of the first finding or of its alternatives (`instead`), whichever has fewest.
+
+    The only error is "wrong code" if none of these findings has the code of an expected cause.
+    """
     first = alarms[0]
     equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]
@@ -139,7 +142,7 @@ def _wrong(finding: Finding, cause: Cause) -> list[str]:
 
 
 def _confirmed(finding: Finding, truth: Truth) -> bool:
-    """Return whether removing a true cause saves enough, or nearly enough if the finding has no errors."""
+    """Return whether a true cause of this code costs `_CONFIRMED`, or a `MARGIN` less if the finding has no errors."""
     return any(
         truth.share(cause) >= _CONFIRMED or (truth.share(cause) >= NOTABLE - 2 * MARGIN and not _wrong(finding, cause))
         for cause in truth.causes

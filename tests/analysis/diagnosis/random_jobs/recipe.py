@@ -154,7 +154,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _step(self, rank: int, without: Collection[str], number: int | None = None) -> list[Piece]:
-        """Return a rank's operations in step `number`, or in a step without occasional faults."""
+        """Return a rank's operations in step `number`; if it is None, in a step without occasional faults."""
         faults: dict[Kind, Fault] = {}
         for fault in self.faults:
             if fault.kind not in without and fault.rank in {None, rank}:
@@ -195,7 +195,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return [*pieces, update(self.update_ms), *given_back]
 
     def _after(self, layer: int, faults: dict[Kind, Fault], launch_us: float) -> list[Piece]:
-        """Return the operations of faults after a layer."""
+        """Return the operations of faults after a layer; the fault `item` occurs after every layer."""
         found: list[Piece] = []
         for fault in faults.values():
             here = fault.layer == layer
@@ -226,6 +226,7 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
     layers = _layers(chance, device_ms, communication=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
     # Launching takes 10 to 90 % of kernel time, so it is mostly hidden.
     launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(layer.count for layer in layers), 12), 1500)
+    # If the loader is unmarked, not even its usual fetch is marked.
     fetch_ms = (
         0.0
         if any(kind.startswith("loader-unmarked") for kind in kinds)

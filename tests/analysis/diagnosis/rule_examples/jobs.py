@@ -45,7 +45,7 @@ class Piece(msgspec.Struct, frozen=True):
     """An operation of a rank in a step; created by the functions below.
 
     Attributes:
-        ns, launch_ns: duration (of each of `count` kernels or calls), and of each launch.
+        ns, launch_ns: duration in ns of each of `count` kernels or calls, and of each launch.
         pinned, released: whether a copy's host memory is pinned; whether memory is released instead of allocated.
         name: name of the kernels or operator; for copies, the operator that copies to the host.
         operator: name of the operator that launches the kernels; "" for a default.
@@ -154,7 +154,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: the number of ranks.
-        stages: pipeline stages; consecutive ranks are of one stage, and only they have common collectives.
+        stages: pipeline stages; consecutive ranks are of one stage, and a collective joins the ranks of one stage.
         step: the operations of a step.
         own: rank → operations that replace `step`; they must contain the same collectives.
         extra: rank → operations before the step.
@@ -374,6 +374,7 @@ class _Rank:
 
     def trace(self) -> Trace:
         """Return the recorded events as a trace reader would return them."""
+        # An enclosing event precedes the events that start with it.
         rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
         names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
         table = EventTable(
@@ -441,14 +442,17 @@ class _Rank:
         return round(ns * self.host_pace)
 
     def _take(self, kind: EventKind, role: Role, name: str, ns: int) -> None:
-        """Record a host event of duration `ns` that launches nothing."""
+        """Record a host event that launches nothing and takes `ns`, plus the overhead of recording it."""
         end = self.now + ns + self._on_host(self.job.recording_ns)
         self.rows.append(_Row(kind, role, name, self.now, end))
         self.now = end
 
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
-        """Record an operator (`within`) of `ns`, and a runtime call that takes its last three quarters."""
-        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of recording the operator and its call
+        """Record an operator (`within`, or `aten::add`), and a runtime call in the operator's last three quarters.
+
+        The operator takes `ns`, plus the overhead of recording it and its call.
+        """
+        ns = self._on_host(ns + 2 * self.job.recording_ns)
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
@@ -484,7 +488,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """Return (start, end) in ns on the compute stream of an operation that is launched now."""
+        """Return (start, end) in ns, on the compute stream, of an operation launched now; it starts after `after`."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns

@@ -60,7 +60,8 @@ def _step(
 ) -> tuple[Piece, ...]:
     """Return a rank's operations in a step: warm-up forwards, alternating forwards and backwards, last backwards.
 
-    `grid` is (stages, replicas, microbatches). `forward_ms` is the duration of all the rank's chunks for a microbatch.
+    `grid` is (stages, replicas, microbatches). `forward_ms` is the duration of all the rank's chunks for a microbatch,
+    and `megabytes` the size of a message.
     """
     stages, data, microbatches = grid
     chunks = CHUNKS if schedule == "interleaved" else 1

@@ -42,7 +42,7 @@ class Op:
         latency: least time from the launching node's end to the op's start.
         gap: least time from the end of the stream's previous op, and of `waits`, to the op's start.
         duration: duration of the op; of a collective, from the last member's start.
-        waits: ops that must end before the op starts. A later op counts in the previous iteration.
+        waits: ops that must end before the op starts; of a later op, the end in the previous iteration counts.
         joins: all members of the op's collective; empty for other ops.
     """
 

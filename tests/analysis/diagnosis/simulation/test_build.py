@@ -167,7 +167,7 @@ def test_contention_free_gaps_are_of_queued_ops_only() -> None:
 
 
 def test_one_thread_launches_for_all_devices_without_an_executor() -> None:
-    """One thread launches for both devices of trace 0. The executor of trace 1 has a thread per device."""
+    """One thread launches for both devices of trace 0. For trace 1, TensorFlow's executor has a thread per device."""
     timeline: Any = SimpleNamespace(
         tracks=[SimpleNamespace(trace=0), SimpleNamespace(trace=0), SimpleNamespace(trace=1), SimpleNamespace(trace=1)],
         traces=[SimpleNamespace(waits_in_collectives=waits) for waits in (False, True, False)],

@@ -260,8 +260,9 @@ def communication_finding(
 ) -> Any:
     """Return the finding for two devices with transfers of 6 and 9 ms in two steps of 100 ms.
 
-    In ms, `gain` is the savings of the finding, `calls` those of host calls, `faster` those by transport, `bucket_copy`
-    the time of bucket copies, and `now` the step. `doubtful`: links may be slow. `nvlink`: GB/s of unused NVLink.
+    In ms: `gain`, `calls` and `faster` are the savings of the finding, of removing host calls, and of each other
+    transport; `bucket_copy` and `now` are the time of bucket copies and the step. `doubtful`: links may be slow.
+    `nvlink`: GB/s of unused NVLink.
     """
     device = SimpleNamespace(
         transfer=np.array([np.nan, 2e6, 4e6, 9e6]),

@@ -49,6 +49,7 @@ def job(
     Args:
         host, device, steps: the nodes of its graph, and the number of steps in it.
         slowed, waited: ns by which transferring and waiting collectives lengthen each op.
+        bucket_copy: whether each op is a bucket copy.
         step_ms: function that returns the step of a scenario in ms.
         communication: columns of `CommunicationWork`; all others have defaults.
     """

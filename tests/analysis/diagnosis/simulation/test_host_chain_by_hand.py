@@ -50,7 +50,7 @@ def kinds_of(
 ) -> list[HostBlock]:
     """Return the kind of blocking of each call. Calls begin 1 ms apart.
 
-    Calls take `took` µs. `names` has a letter per call (by default equal): `C` is a copy and other letters are launches
+    Calls take `took` µs. `names` has a letter per call (by default `a`): `C` is a copy and other letters are launches
     unless `roles` are given, and upper-case letters block. `queued` is the number of ops in the launch queue at each
     call's end, and `held` the profiler overhead in µs that delayed each call.
     """

@@ -158,7 +158,7 @@ def test_sections_are_weighted_by_usual_time() -> None:
 def test_pace_is_per_step() -> None:
     pace = pace_of(USUAL * 2, [*USUAL, *[30.0] * CALLS], USUAL * 2, steps=2)
     assert pace.by_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
-    # Over both steps each section is twice as slow.
+    # In the mean over both steps, each section takes twice as long.
     assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 

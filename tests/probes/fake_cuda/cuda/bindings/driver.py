@@ -1,8 +1,9 @@
 """Fake a driver whose devices are host memory and whose streams run their work immediately, on the caller's thread.
 
 The fake driver has two or more devices, addresses, copies by address, memset, events on a clock, the probes' kernels,
-and peer access that must be enabled before use. The fake driver does not model time. FAKE_CUDA is a JSON object:
-{"devices": number, "peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
+and peer access. The fake driver does not model time. FAKE_CUDA is a JSON object: {"devices": number, "peer": whether
+peer access is possible, "corrupt": whether large copies change a bit, "fail": name of a function that fails, "kernels":
+whether the kernels can be loaded}.
 """
 
 # ruff: noqa: N801, N802, N816 # names of the CUDA driver
@@ -239,7 +240,7 @@ def _summands(count: int, seed: int, rank: int) -> np.ndarray:
 
 
 def _cuLaunchKernel(function, *launch):
-    """Run a kernel of the probes at once, with arguments read from their addresses."""
+    """Run a kernel of the probes at once; `launch[8]` is the address of the array of its arguments' addresses."""
     pointers = launch[8]
 
     def long(i: int) -> int:
