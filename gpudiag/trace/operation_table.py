@@ -41,7 +41,7 @@ class ExtraMissingError(GpudiagError):
 
 
 def read_operation_table(path: Path, limits: ReadLimits | None = None) -> OperationTable:
-    """Read a table of operations.
+    """Read a table of operations; without `limits`, the defaults of `ReadLimits` apply.
 
     Raises:
         ExtraMissingError: pyarrow is not installed.

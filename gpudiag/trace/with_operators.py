@@ -163,6 +163,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
         modules=None if full.modules is None else _moved(full.modules, rows, added_rows),
         operator_work=None if full.operator_work is None else _moved(full.operator_work, rows, added_rows),
         operators_merged=True,
+        # Without operators, a trace may not show whether the job trains.
         workload=kernel_only.workload if kernel_only.workload == "training" else full.workload,
     )
 

@@ -105,7 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator of host calls of this category; None for GPUs and XPUs, and if it has no host calls.
+    """Return the accelerator of host calls of this category; None for GPUs, XPUs, and events that are no calls.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -197,7 +197,7 @@ def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of events that start within a day of the other events and last less than a day."""
+    """Return the indices of events that start within a day of the median start and last at most a day."""
     # Comparisons with NaN are false, so NaN is left out too.
     possible = (np.abs(start_us) < _LAST_US) & (np.abs(length_us) <= _DAY_US)
     if possible.any() and np.ptp(start_us[possible]) > _DAY_US:
