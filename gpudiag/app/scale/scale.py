@@ -197,7 +197,7 @@ class _ScalingBenchmark:
             launch = next_launch([point for point in self.timed if not point.by_itself], self.profiled)
             launches += 1
             if left_s is not None:
-                # The launch gets a share of the remaining time in proportion to its points.
+                # The launch gets a share of the remaining time in proportion to its points, less the time to start.
                 share = len(launch.points) / (len(self.timed) + len(self.profiled))
                 left_s = max(_SHORTEST_S, left_s * share - _START_S)
             self._run(launch, below(self.request.output, f"launch-{launches}"), left_s)
