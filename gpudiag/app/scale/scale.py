@@ -47,7 +47,7 @@ Observer = Callable[["Progress", "Launch"], None]
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
     """Measure the requested points that are missing, draw conclusions, and write `scaling.json`.
 
-    With `measure_only`, draw no conclusions and return None.
+    With `measure_only`, draw no conclusions and return None. `say` is called with each action in words.
     """
     store = Store(request.output)
     with locked(request.output):

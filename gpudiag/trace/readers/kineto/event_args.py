@@ -230,6 +230,7 @@ def _enclosing_range(
     """Return the row of the innermost range that states an operation and encloses a launch (row `launch`).
 
     If none states an operation, return the innermost enclosing range; None if no range of the thread encloses it.
+    `facts` is as in `collective_calls`, and `ranges` is the result of `_enqueue_ranges`.
     """
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
@@ -251,6 +252,7 @@ def _coalesced(
     """Return the facts about the messages of one kernel; None unless all messages are between the same two ranks.
 
     PyTorch records each message before the range `nccl:coalesced` (row `host`), in which the kernel is launched.
+    The other arguments are as in `_enclosing_range`.
     """
     rows = ranges[int(table.thread[host])]
     messages: list[CollectiveFacts] = []
@@ -346,7 +348,7 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 
 
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
-    """Return the waits whose call was recorded, by call. `facts` maps rows of synchronization events to their facts.
+    """Return the waits whose call was recorded, sorted by call. `facts` maps rows of synchronization events to facts.
 
     Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
     earlier, unknown call and stream. A host call is a wait only if it synchronizes, unlike `cudaEventQuery`.

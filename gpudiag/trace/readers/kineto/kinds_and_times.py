@@ -208,7 +208,10 @@ def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> 
 def _cut_endless(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], recordings: Sequence[tuple[float, float]], notes: list[str]
 ) -> None:
-    """Cut, in place, events that are longer than the recording and end after it, because their end was not recorded."""
+    """Cut, in place, events that are longer than the recording and end after it, because their end was not recorded.
+
+    `recordings` and `notes` are as in `Times.from_microseconds`.
+    """
     spans = [(start, length) for start, length in recordings if abs(start) < _LAST_US and 0 < length <= _DAY_US]
     if not spans:
         return

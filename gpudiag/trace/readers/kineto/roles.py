@@ -198,6 +198,7 @@ def _host_memory(name: str) -> HostMemory:
     return HostMemory.PINNED if "pinned" in lowered else HostMemory.UNKNOWN
 
 
+#: Kind of event → function that returns the role of such an event from its name.
 _ROLE_OF_KIND: dict[int, Callable[[str], Role]] = {
     EventKind.OPERATOR: _operator_role,
     EventKind.ANNOTATION: _annotation_role,

@@ -99,7 +99,7 @@ def _nothing_recorded(shown: str) -> UnreadableInputError:
 def _notes(
     shown: str, window: ChosenWindow | None, events: EventColumns, graph_launches: int, capture: CaptureFacts
 ) -> list[str]:
-    """Return notes about events that were not read, and the problems that nsys reported."""
+    """Return notes about events outside of `window` (None if all were read), and the problems that nsys reported."""
     notes = []
     if window is not None:
         begin, end = (time / NS_PER_S for time in window.window)

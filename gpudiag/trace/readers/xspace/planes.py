@@ -125,7 +125,7 @@ def about(plane: Any) -> dict[str, Any]:
 
 
 def unread_device_of(plane: Any) -> str | None:
-    """Return the kind of accelerator of a plane, such as TPU; None for `_NO_ACCELERATOR` or without events."""
+    """Return the kind of accelerator of a plane, such as TPU; None for `_NO_ACCELERATOR`, and for an empty plane."""
     match = _OTHER_PLANE.search(plane.name)
     if match is None or match[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
         return None
