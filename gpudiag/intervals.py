@@ -1,7 +1,7 @@
 """Compute with sets of half-open intervals [start, end) in integer nanoseconds, and with NumPy columns.
 
 In a *normal* set the intervals are sorted, disjoint, not adjacent and not empty. Every function that returns a set
-returns a normal set, so that lengths add up exactly:
+returns a normal set, so that lengths add up exactly. All functions except `union` require normal sets as arguments.
 
     >>> a = union(as_set([(0, 4), (2, 6), (9, 12)]))
     >>> a.pairs()
@@ -137,6 +137,7 @@ def _covered_before(a: Intervals, time: Times) -> Times:
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     # done[k] and gaps[k] are the covered and uncovered times before the end of k intervals; gaps[0], before the first.
+    # `time - gaps[0]` is negative before the first interval, where the covered length is 0.
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
     gaps = np.concatenate([a.start[:1], a.end]) - done
     begun = a.start.searchsorted(time, side="right")

@@ -17,6 +17,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.source_lines.log import MAX_LOG_BYTES, logs_of_rank, read_log_origins
 from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
 
+#: Paths of traces in a run directory. Other paths in a record are ignored.
 _TRACE = re.compile(r"traces/(light/)?rank\d{1,7}\.(pt\.trace\.json|xplane\.pb)\.gz", re.ASCII)
 _FIRST_HINT = "Give the run directory of rank 0's node first; only that directory has the file."
 _HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."

@@ -151,6 +151,7 @@ def analysis_of_traces(
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
         parallelism=_parallelism(case, timeline, attribution, findings),
+        # Empty if all ranks are simulated.
         simulated_ranks=tuple(sorted({track.rank for track in detailed.tracks})) if detailed.left_out else (),
     )
     return AnalysedTraces(analysis, timeline, attribution, case.lines)

@@ -78,6 +78,7 @@ def regressed(diff: "Diff", percent: float) -> bool:
             "Compare runs of the same work, or leave --fail-on out.",
         )
     step = diff.step(diff.judged)
+    # The percentage is None only if A's step took no time.
     if step.percent is None or step.percent <= percent:
         return False
     if step.ci95_ms is None:

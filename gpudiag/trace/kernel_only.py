@@ -18,10 +18,11 @@ def least_disturbed(
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
     """Return the traces to analyse, and a warning if there are kernel-only traces that cannot be used.
 
-    `full` has the full traces of `paths`. Kernel-only traces have lower profiler overhead, so they are returned, with
-    the operators of the full traces added. The full traces are returned if there are no kernel-only traces, or if the
-    kernel-only trace of any rank is unusable, because collectives of different recordings do not match. Full traces are
-    also returned if the job ran on CPUs, because only full traces contain operators, the timed work.
+    `full` has the full traces of `paths`; `limits` is as in `read_traces`. Kernel-only traces have lower profiler
+    overhead, so they are returned, with the operators of the full traces added. The full traces are returned if there
+    are no kernel-only traces, or if the kernel-only trace of any rank is unusable, because collectives of different
+    recordings do not match. Full traces are also returned if the job ran on CPUs, because only full traces contain
+    operators, the timed work.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):

@@ -41,7 +41,7 @@ class ExtraMissingError(GpudiagError):
 
 
 def read_operation_table(path: Path, limits: ReadLimits | None = None) -> OperationTable:
-    """Read a table of operations.
+    """Read a table of operations; without `limits`, the defaults of `ReadLimits` apply.
 
     Raises:
         ExtraMissingError: pyarrow is not installed.
@@ -94,7 +94,7 @@ def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list
 def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
     """Return (index of each row's kind in `OPERATION_KINDS`, names of up to 8 unknown kinds, printable).
 
-    The index is -1 for an unknown kind and for an empty cell.
+    The index is -1 for an unknown kind and for an empty cell. `pa` is the module `pyarrow`.
     """
     text = column.cast(pa.string()).combine_chunks().dictionary_encode()
     text = text.combine_chunks() if hasattr(text, "combine_chunks") else text  # chunked in some versions of pyarrow

@@ -41,10 +41,10 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
 
 
 class WhileReading(Generic[Outcome]):
-    """A task that is run for each trace of a large job by the process that reads it, which has its events unpacked.
+    """A task for each trace of a large job, run by the process that reads the trace, while the events are unpacked.
 
-    An object of this class is called like `map`. It returns the kept outcome of each trace whose events are those that
-    were read, and forgets the outcome. For all other traces, it runs the task.
+    An object of this class is called like `map`. For a trace whose events were not replaced since reading, the call
+    returns the kept outcome, and forgets it. For all other traces, the call runs the task.
     """
 
     def __init__(self, task: Callable[[Trace], Outcome]) -> None:

@@ -119,7 +119,7 @@ def _read_in_processes(
     workers: int,
     meanwhile: Callable[[], None],
 ) -> list[Outcomes | NotATraceError]:
-    """Read the files in forked processes.
+    """Call `read` for each file in forked processes, and `meanwhile` in this process; return outcomes in order.
 
     If a sender is killed, `ProcessPoolExecutor` waits forever for the rest of its message, because the parent keeps the
     writing end of the pipe open. With `ForkedReaders`, each pipe has one writer, and closes when the writer ends.

@@ -62,7 +62,7 @@ def check_one_recording(paths: Sequence[Path | str], traces: Sequence[Trace]) ->
 
 
 def separate_recordings(paths: Sequence[Path | str], traces: Sequence[Trace]) -> tuple[Recording, ...]:
-    """Return the recordings among the paths whose traces were read.
+    """Return the recordings among the paths, from the traces that were read from these paths.
 
     Directories are visited in the given order. A directory begins a new recording if the previous recording has a
     different trace of one of the directory's ranks. Thus the directories of a job's nodes form one recording.

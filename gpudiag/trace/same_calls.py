@@ -92,8 +92,8 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
     """Return thread of `there` → thread of `here` with the same work in this step, but another number.
 
-    Such threads occur because an executor runs each step on any thread of its pool. A number is left out if at least
-    half of the calls agree on the threads with this number in both steps.
+    Such threads occur because a thread pool may run each step on a different thread. A number is left out if the two
+    threads with this number have at least half of their calls in common.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {
@@ -204,7 +204,7 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 def count_common(here: StepCalls, there: StepCalls, pairs: dict[int, tuple[Indices, Indices]]) -> tuple[int, int]:
     """Return (number of common significant calls, number of significant calls of the longer step).
 
-    `pairs` maps threads to the indices of their common calls in both steps.
+    `pairs` maps threads of `here` to the indices of their common calls in both steps.
     """
     common = sum(int(here.get(thread, NONE).significant[indices].sum()) for thread, (indices, _) in pairs.items())
     return common, max(sum(int(calls.significant.sum()) for calls in step.values()) for step in (here, there))

@@ -29,6 +29,7 @@ _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", DIGESTS_DIR
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 #: Ending of the names of tables of operations, in lower case.
 _TABLE_ENDING = ".parquet"
+#: Maximum number of levels below a given directory that are searched.
 _MAX_DEPTH = 4
 #: Limits on the search for the hint that names directories with traces.
 _MAX_NAMED = 4
@@ -48,7 +49,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the printable path, for messages.
         name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether the file was found in a directory or by a pattern, so that it may be no trace.
+        from_directory: whether the file was found in a directory or is one of several matches of a pattern, so that it
+            may be no trace.
         notes: messages about choices between several files or directories.
     """
 
@@ -191,6 +193,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
     """Return the traces of the most likely of the `directories` (name → path), or of all that are named like ranks.
 
     Tried in this order: `_TRACE_DIRECTORIES`, torchtitan's iterations, profiles of TensorBoard, directories of ranks.
+    `depth` is as in `_search`; TensorBoard's profiles have no subdirectories.
     """
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
@@ -207,7 +210,8 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
     """Return a run's digests of ranks that none of `traces` has: ranks of other nodes, copied by `gpudiag gather`.
 
-    Return [] if a trace's name states no rank, because the digest of its rank would repeat the trace.
+    Return [] if a trace's name states no rank, or a file of its format may have several ranks, because a digest could
+    then repeat a trace.
     """
     ranks = {file.name_facts.rank for file in traces}
     if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
@@ -270,7 +274,7 @@ def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
     Raises:
         UnreadableInputError: there are several tables, or other paths besides a table.
     """
-    named = [Path(path) for path in paths if "\0" not in str(path)]
+    named = [Path(path) for path in paths if "\0" not in str(path)]  # `find_sources` refuses the others
     tables = [path for path in named if path.name.lower().endswith(_TABLE_ENDING) and not path.is_dir()]
     if not tables and len(named) == 1 and named[0].is_dir():
         tables = _tables_in(named[0])

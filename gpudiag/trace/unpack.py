@@ -188,7 +188,8 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
     """Check the first bytes, `head`, of a file that is not gzip.
 
     Raises:
-        UnreadableInputError: the file is packed in another format, or is named .gz but is neither gzip nor JSON.
+        UnreadableInputError: the file is packed in another format, or is named .gz; JSON named .gz is accepted unless
+            `binary`.
         NotATraceError: the file does not begin as JSON does, and `binary` is False.
     """
     for magic, packing in _OTHER_PACKINGS.items():

@@ -163,6 +163,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
         modules=None if full.modules is None else _moved(full.modules, rows, added_rows),
         operator_work=None if full.operator_work is None else _moved(full.operator_work, rows, added_rows),
         operators_merged=True,
+        # Without operators, a trace may not show whether the job trains.
         workload=kernel_only.workload if kernel_only.workload == "training" else full.workload,
     )
 
@@ -183,7 +184,8 @@ def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> 
 def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:
     """Return the kernel-only trace's collectives, with groups, peers and sizes added from the full trace.
 
-    Nothing is added in steps whose collectives differ from those of the matching step in number or operation.
+    `matches` is as in `_merge`. Nothing is added in steps whose collectives differ from those of the matching step in
+    number or operation.
     """
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)

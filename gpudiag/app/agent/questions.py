@@ -32,7 +32,7 @@ NARROWEST, WIDEST = 40, 200
 
 
 class Questions:
-    """Questions about the recordings in one directory.
+    """Questions about the recordings in one directory. Paths and `world_size` of a question are as for `analyze`.
 
     Args:
         paths: the allowed paths.

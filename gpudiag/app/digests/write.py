@@ -119,7 +119,7 @@ class _DigestWriter:
 def read_elsewhere(
     files: Sequence[TraceFile], directory: Path, limits: ReadLimits, engine: DigestEngine
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Write the digests of all files. Their names are numbers, because several digests may be of one rank.
+    """Write the digests of all files. A digest is named by numbers, because several digests may be of one rank.
 
     Returns:
         (the trace of each digest by name of the digest's file, messages about files that were left out).

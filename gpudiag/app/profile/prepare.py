@@ -179,7 +179,7 @@ def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] |
     facts, job = prepared.facts, prepared.plan.job
     several = job.device == "cuda" and prepared.plan.ranks > 1 and usable_gpus(facts) > 1
     measured: Facts | None = None
-    if several and job.probe is not False and installed("cuda.bindings"):
+    if several and job.probe is not False and installed("cuda.bindings"):  # which the probes need
         if job.probe is None:
             measured = cached_measurements(facts, nccl_transport(p2p=job.p2p))
         if measured is None:

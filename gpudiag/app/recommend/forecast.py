@@ -43,7 +43,7 @@ def expected_scaling(
     steps = []
     for count in range(1, devices + 1):
         step_ms = one_device_ms
-        if count > 1:
+        if count > 1:  # if the cost on `count` devices is unknown, the step of one device is used
             step_ms = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or one_device_ms
         if count == devices and measured_ms is not None:
             if abs(step_ms / measured_ms - 1) > MAY_ERR:

@@ -226,7 +226,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
         rounds=len(round_ms),
         samples_per_s=_samples_per_s(step.value, benchmark.devices, benchmark.batch_size),
         slower_percent=slower_percent,
-        slower_ci95=interval,
+        slower_ci95=interval,  # above 0, the candidate is certainly slower, and is ranked even if not steady
         unranked=None if steady or interval[0] > 0.0 else "its turns were too few or scattered too much",
     )
 
@@ -257,7 +257,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the unranked strategies, and the unmeasured strategies that may be as fast as `fastest` by prediction."""
+    """Return the unranked strategies, and those left out for lack of time that are predicted near `fastest`."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:

@@ -211,6 +211,7 @@ def _add_subsets(
     # Single devices are compared only in weak scaling. Points with separate launches always use the first devices.
     if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
         return
+    # Without GPUs, devices are the processes of the largest point.
     devices = range(site.most if site.gpus else max(_sizes(request, site)))
     if (request.alone and site.gpus > 1) or request.pairs:
         for device in devices:

@@ -47,7 +47,7 @@ Observer = Callable[["Progress", "Launch"], None]
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
     """Measure the requested points that are missing, draw conclusions, and write `scaling.json`.
 
-    With `measure_only`, draw no conclusions and return None.
+    With `measure_only`, draw no conclusions and return None. `say` is called with each action in words.
     """
     store = Store(request.output)
     with locked(request.output):
@@ -197,7 +197,7 @@ class _ScalingBenchmark:
             launch = next_launch([point for point in self.timed if not point.by_itself], self.profiled)
             launches += 1
             if left_s is not None:
-                # The launch gets a share of the remaining time in proportion to its points.
+                # The launch gets a share of the remaining time in proportion to its points, less the time to start.
                 share = len(launch.points) / (len(self.timed) + len(self.profiled))
                 left_s = max(_SHORTEST_S, left_s * share - _START_S)
             self._run(launch, below(self.request.output, f"launch-{launches}"), left_s)

@@ -44,7 +44,8 @@ DIVIDED = (
         job=True,
         divided=True,
     ),
-    # Next amounts: (additional layers) / (usual layers), (additional tokens) / (usual tokens), and a share of tokens.
+    # Amounts of the next three: (additional layers) / (usual layers), (additional tokens) / (usual tokens), and the
+    # share of tokens that one expert gets.
     _fault("uneven-stages", "one pipeline stage computes twice as long as the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
     _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),

@@ -65,7 +65,7 @@ QUICK = (
         causes=("pageable memory",),
         gpu_amount=0.4,
     ),
-    # The cost follows from the number of layers. `gpu_amount` has no effect.
+    # The cost follows from the number of layers, not from the value of `gpu_amount`.
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
@@ -196,7 +196,7 @@ MORE = (
         gpu_amount=1.2,
         workloads=("resnet50",),
     ),
-    # The cost follows from the size of the batch. `gpu_amount` has no effect.
+    # The cost follows from the size of the batch, not from the value of `gpu_amount`.
     CatalogueEntry(
         name="float64-batches",
         summary="batches come in float64 from pageable memory, and the device converts them",
@@ -239,7 +239,7 @@ MORE = (
         several=True,
         workloads=("resnet50",),
     ),
-    # The cost follows from the model's memory. `gpu_amount` has no effect.
+    # The cost follows from the model's memory, not from the value of `gpu_amount`.
     CatalogueEntry(
         name="emptied-cache",
         summary="free memory is returned to the driver after each step and allocated again in the next",

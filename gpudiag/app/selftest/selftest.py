@@ -91,7 +91,10 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
-    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure."""
+    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure.
+
+    `say` is called with each action in words.
+    """
     first = _prepared(request, request.output, p2p=True)
     device, world_size = first.plan.job.device, first.plan.world_size
     trainings = _trainings(request, device)

@@ -16,9 +16,9 @@ SEPARATOR = "--"
 class Parameter(Protocol):
     """Declare the attributes of a click parameter that this module uses."""
 
-    opts: list[str]
-    secondary_opts: list[str]
-    is_flag: bool
+    opts: list[str]  # names, such as `--open`
+    secondary_opts: list[str]  # names that switch it off, such as `--no-open`
+    is_flag: bool  # whether no value follows
 
 
 def with_separator(words: Sequence[str], parameters: Sequence[Parameter], workloads: Iterable[str]) -> list[str]:

@@ -88,7 +88,7 @@ _OPERATIONS = {
     "scatter": "scatter",
     "generic": UNKNOWN,
 }
-#: Suffixes of words for operations that do not change the operation.
+#: Suffixes of a word for an operation. They do not change the operation.
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
 #: Kernels of optimizers and of weight gradients, which no forward pass runs.

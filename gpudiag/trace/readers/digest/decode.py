@@ -80,7 +80,10 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
 
 
 def _memory(header: Header) -> int:
-    """Return the bytes of memory of all columns. Columns of equal values take memory, but no bytes on disk."""
+    """Return the bytes of memory of all columns. Columns of equal values take memory, but no bytes on disk.
+
+    Columns outside of the event table become int64.
+    """
     parts = (header.collectives, *header.step_marks, header.event_waits, header.modules, header.operator_work)
     lengths = [column.length for part in parts if part is not None for column in part.columns.values()]
     rows = max((column.length for column in header.events.values()), default=0)

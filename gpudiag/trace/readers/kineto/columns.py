@@ -353,8 +353,8 @@ def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.i
 def _integer(value: float | str) -> int:
     """Return the number in a value.
 
-    Text without a number becomes a number below -2**32, which no profiler writes, so that threads that are identified
-    by different texts stay different.
+    Text without a number becomes a number of at most -2**32, which no profiler writes. The first six bytes of the text,
+    which fit int64, determine the number, so that threads whose texts differ in these bytes stay different.
     """
     if isinstance(value, float):
         value = int(value) if math.isfinite(value) else _MISSING

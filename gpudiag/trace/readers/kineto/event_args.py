@@ -35,8 +35,8 @@ from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation,
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: Beginnings of names of host ranges that span only the enqueue of a collective on a device.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: To find the range around a launch, at most this many ranges of its thread are examined, beginning with the range that
-#: starts last. Ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
+#: To find the range around a launch, at most this many earlier ranges of its thread are examined, the last one first.
+#: Ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}
@@ -227,9 +227,10 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the row of the innermost range around a launch that states an operation, else of the innermost range.
+    """Return the row of the innermost range that states an operation and encloses a launch (row `launch`).
 
-    Return None if no range of the thread encloses the launch.
+    If none states an operation, return the innermost enclosing range; None if no range of the thread encloses it.
+    `facts` is as in `collective_calls`, and `ranges` is the result of `_enqueue_ranges`.
     """
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
@@ -251,6 +252,7 @@ def _coalesced(
     """Return the facts about the messages of one kernel; None unless all messages are between the same two ranks.
 
     PyTorch records each message before the range `nccl:coalesced` (row `host`), in which the kernel is launched.
+    The other arguments are as in `_enclosing_range`.
     """
     rows = ranges[int(table.thread[host])]
     messages: list[CollectiveFacts] = []
@@ -346,7 +348,7 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 
 
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
-    """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their facts.
+    """Return the waits whose call was recorded, sorted by call. `facts` maps rows of synchronization events to facts.
 
     Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
     earlier, unknown call and stream. A host call is a wait only if it synchronizes, unlike `cudaEventQuery`.

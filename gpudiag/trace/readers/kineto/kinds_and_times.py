@@ -105,7 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator of host calls of this category; None for GPUs and XPUs, and if it has no host calls.
+    """Return the accelerator of host calls of this category; None for GPUs, XPUs, and events that are no calls.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -197,7 +197,7 @@ def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of events that start within a day of the other events and last less than a day."""
+    """Return the indices of events that start within a day of the median start and last at most a day."""
     # Comparisons with NaN are false, so NaN is left out too.
     possible = (np.abs(start_us) < _LAST_US) & (np.abs(length_us) <= _DAY_US)
     if possible.any() and np.ptp(start_us[possible]) > _DAY_US:
@@ -208,7 +208,10 @@ def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> 
 def _cut_endless(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], recordings: Sequence[tuple[float, float]], notes: list[str]
 ) -> None:
-    """Cut, in place, events that are longer than the recording and end after it, because their end was not recorded."""
+    """Cut, in place, events that are longer than the recording and end after it, because their end was not recorded.
+
+    `recordings` and `notes` are as in `Times.from_microseconds`.
+    """
     spans = [(start, length) for start, length in recordings if abs(start) < _LAST_US and 0 < length <= _DAY_US]
     if not spans:
         return

@@ -25,7 +25,7 @@ from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork
 
 #: A mark as training processes write it (`MarkedModules`). Any other text counts as a module's name.
 _MARK = re.compile(r"gpudiag\.module:(?P<root>[^/]*)/(?P<path>.*) \((?P<kind>[^()]*)\)", re.DOTALL)
-_NONE = -1
+_NONE = -1  # no module
 #: (index of the module, whether in backward).
 _Work = tuple[int, bool]
 #: An autograd node: (thread, number).
@@ -90,7 +90,10 @@ def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]
 
 
 class _Nesting:
-    """Find each row's module by visiting rows in order of start, with a stack of enclosing rows per thread."""
+    """Find each row's module by visiting rows in order of start, with a stack of enclosing rows per thread.
+
+    `marked` maps rows of marks to indices of modules. `made` and `executed` map rows to nodes.
+    """
 
     def __init__(self, marked: dict[int, int], made: dict[int, _Node], executed: dict[int, _Node]) -> None:
         self._marked = marked
@@ -116,7 +119,7 @@ class _Nesting:
         """Return a row's work from the enclosing row's work (`parent`); store the module of a node that the row made.
 
         A row that executes an autograd node works for the module of the row that made the node. If that row is unknown,
-        it works for the module of the enclosing row.
+        the module is that of the enclosing row.
         """
         module, backward = parent
         if row in self._marked:

@@ -106,7 +106,7 @@ class _Call:
     def output_type(self, indices: Sequence[int]) -> int:
         """Return the index of an input that has the type of an elementwise operator's result.
 
-        Numbers and tensors without dimensions do not change a floating-point type.
+        Numbers, integers and tensors without dimensions do not change a floating-point type; other types may.
         """
         indices = [index for index in indices if self.types[index] not in {"", "scalar"}]
         wide = [index for index in indices if self.shape(index)]
@@ -212,6 +212,7 @@ def _convolution_backward(call: _Call) -> tuple[int, _Shape, int]:
     return sum(wanted[:2]) * 2 * prod(gradient) * depth * prod(window), (), 0
 
 
+#: Call → (FLOPs, shape of the output, index of an input that has the output's type).
 _Formula = Callable[[_Call], tuple[int, _Shape, int]]
 #: Operator with matrix products → (formula, positions of the inputs whose bytes count; () if bytes are unknown).
 _MATRIX: dict[str, tuple[_Formula, tuple[int, ...]]] = {

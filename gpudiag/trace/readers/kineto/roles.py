@@ -85,7 +85,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """Return the roles of events, uint8[n], from each event's kind and name (index into `names`)."""
+    """Return role, direction and host memory of events from each event's kind and name (index into `names`)."""
     # Each distinct pair of kind and name is interpreted once.
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
@@ -107,7 +107,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
     for source, pattern in _STEP_MARKS:
         number_texts = {index: match[1] for index, name in enumerate(names) if (match := pattern.match(name))}
         if number_texts:
-            numbers = [
+            numbers = [  # fewer than 18 digits fit int64
                 int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in number_texts.values()
             ]
             marks.append(StepMarks(source=source, row=rows[list(number_texts)], number=np.array(numbers, np.int64)))
@@ -198,6 +198,7 @@ def _host_memory(name: str) -> HostMemory:
     return HostMemory.PINNED if "pinned" in lowered else HostMemory.UNKNOWN
 
 
+#: Kind of event → function that returns the role of such an event from its name.
 _ROLE_OF_KIND: dict[int, Callable[[str], Role]] = {
     EventKind.OPERATOR: _operator_role,
     EventKind.ANNOTATION: _annotation_role,

@@ -69,6 +69,7 @@ class Database:
                 "for one trace"
             )
         self._ticks = (_INSTRUCTIONS + self.size * _INSTRUCTIONS_PER_BYTE) // _TICK
+        # Without the constants, valid small files would be refused.
         self._rows_left = 1000 + self.size // _ROW_BYTES
         self._characters_left = (1 << 20) + 2 * self.size
         with self._errors():  # `immutable` prevents lock and journal files beside the file

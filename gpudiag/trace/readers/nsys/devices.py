@@ -21,7 +21,10 @@ Rows = NDArray[np.intp]
 
 
 def trace_per_device(trace: Trace) -> Iterator[tuple[int, Trace]]:
-    """Yield (device, trace) per device with work if several devices communicate, else (busiest device, whole trace)."""
+    """Yield (device, trace) per device with work if several devices communicate, else (busiest device, whole trace).
+
+    Without device work, the device is 0.
+    """
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     communicating = events.device[work[events.role[work] == Role.COMMUNICATION]]

@@ -113,7 +113,7 @@ def _facts(name: str, operation: str, fields: dict[str, int], members: dict[int,
         size = None
     in_bytes = size if operation in _WHOLE else None
     if operation == "reduce_scatter" and size is not None:  # NCCL states the size of the output
-        in_bytes = size * count or None
+        in_bytes = size * count or None  # `count` is 0 if unknown
     return CollectiveFacts(
         word=name.rpartition(":")[2],
         group="" if communicator is None else f"{communicator:#x}",

@@ -99,7 +99,7 @@ def _nothing_recorded(shown: str) -> UnreadableInputError:
 def _notes(
     shown: str, window: ChosenWindow | None, events: EventColumns, graph_launches: int, capture: CaptureFacts
 ) -> list[str]:
-    """Return notes about events that were not read, and the problems that nsys reported."""
+    """Return notes about events outside of `window` (None if all were read), and the problems that nsys reported."""
     notes = []
     if window is not None:
         begin, end = (time / NS_PER_S for time in window.window)
@@ -119,7 +119,7 @@ def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
     """Return the events with possible times: no end before the start, and within a day of the other events."""
     length = events.end - events.start  # overflows to a negative length in damaged files
     possible = (events.end >= events.start) & (length >= 0) & (length <= _DAY_NS) & (np.abs(events.start) < 2**61)
-    if possible.any():
+    if possible.any():  # differences of the possible starts fit int64
         median = int(np.median(events.start[possible]))
         possible &= np.abs(events.start - median) <= _DAY_NS
     if possible.all():

@@ -99,7 +99,7 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
 def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
     """Return whether most launches lie between first and last range, and more than `share` of these within ranges.
 
-    Without any launch (a process that only marks ranges), return True.
+    `launched` is as in `_numbered`. Without any launch (a process that only marks ranges), return True.
     """
     inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows].max())]
     if not len(launched):

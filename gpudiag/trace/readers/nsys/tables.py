@@ -215,6 +215,7 @@ class TableReader:
                     end=end,
                     process=thread >> _THREAD_BITS,
                     thread=thread & _THREAD,
+                    # Only runtime calls launch device work.
                     correlation=correlation if kind == EventKind.RUNTIME else None,
                 )
             )
@@ -246,7 +247,7 @@ class TableReader:
             )
 
     def _domains(self) -> dict[tuple[int, int], str]:
-        """Return (process, domain id) → name of the domain."""
+        """Return (process, domain id) → name of the domain, also of domains created before the window."""
         if "eventType" not in self._database.tables.get(RANGES, frozenset()):
             return {}
         domains: dict[tuple[int, int], str] = {}

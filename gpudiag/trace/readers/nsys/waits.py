@@ -105,7 +105,8 @@ def _last_records(
 ) -> tuple[Column, Column]:
     """Return for each wait (row of the last earlier call that recorded its event, stream); `NO_NUMBER` if unknown.
 
-    `waited` and `call` have the event and the call of each wait; `calls` has the rows of all calls of the process.
+    `waited` and `call` have the event and the call of each wait; `calls` has the rows of all calls of the process, and
+    `records` its rows of `Synchronizations.records`.
     """
     recording = events.rows_with(records[:, 1], calls)
     known = recording != NO_NUMBER

@@ -1,7 +1,8 @@
 """Split the trace of a process that drives several GPUs into one trace per GPU. Each GPU is a rank in the analysis.
 
 A rank's trace has the GPU's work, the calls that launched this work, events around these calls, and events of the
-training thread. Calls instead of threads are assigned to ranks, because executor threads serve different GPUs.
+training thread. Calls instead of threads are assigned to ranks, because TensorFlow launches work for different GPUs in
+one thread.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Split the trace of a process that trains on several logical devices of a CPU into one trace per device.
 
-A device's ops run on any free executor thread, while the training thread waits in its function call. In a device's
-trace, the training thread runs the device's ops, and waits before an op that can begin only after a communication:
+TensorFlow's executor runs a device's ops on any of its free threads, while the training thread waits in its function
+call. In a device's trace, the training thread runs the device's ops, and waits before an op that can begin only after
+a communication:
 
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-A call of a function ends with a wait for all devices; with a parameter server, a step does. If a communication ends
-during this wait, the wait is for communication. The rest of the function's time belongs to the executor.
+A call of a function ends with a wait for all devices; with a parameter server, a step ends with it. If a communication
+ends during this wait, the wait is for communication. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find the logical device of a CPU that ran each op; TensorFlow records only the thread.
 
-An executor runs one device's part of a function on any free threads. An `ExecutorState::Process` event (here called
-executor process) contains ops of only one device. `_Send` and `_Recv` name their device:
+TensorFlow's executor runs one device's part of a function on any free threads. An `ExecutorState::Process` event (here
+called executor process) contains ops of only one device. `_Send` and `_Recv` name their device:
 
     tf_Compute/1   Process │ MatMul │ Relu │ grad/_11:_Send  (from CPU:1 to CPU:0) │
     tf_Compute/2   Process │ MatMul │ BiasAdd │         → all of these belong to CPU:1
@@ -125,6 +125,7 @@ class _OpGroups:
                 self._devices_of_group[self._root(member)] |= devices
         devices = self._devices_of_group.get(self._root(name), set())
         if len(devices) != 1:  # unknown or ambiguous
+            # Prefer candidates that the run is known to use, then the run's only device that is no server.
             of_run = self._devices_of_run.get(run, set())
             devices = (devices & of_run) or {device for device in of_run if not _SERVER.match(device)}
         return next(iter(devices)) if len(devices) == 1 else fallback

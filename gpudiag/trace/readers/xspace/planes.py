@@ -17,12 +17,12 @@ from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 #: Event stats that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
-#: Number of the function's run for which an executor works.
+#: Number of the function's run for which TensorFlow's executor works.
 ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 #: Stats of a tensor sent between devices: the key that both sides share, the producing op, the consuming op.
 KEY, FROM, TO = "key", "from", "to"
-#: Stats with the op of a kernel or copy, and with the graph's node that an executor begins.
+#: Stats with the op of a kernel or copy, and with the graph's node that the executor begins.
 OP, NODE = "tf_op", "name"
 #: Stats of work that XLA compiled: operation, module, number of the module's run, and number of the CPU device.
 HLO_OP, HLO_MODULE, RUN, ORDINAL = "hlo_op", "hlo_module", "run_id", "device_ordinal"
@@ -125,7 +125,7 @@ def about(plane: Any) -> dict[str, Any]:
 
 
 def unread_device_of(plane: Any) -> str | None:
-    """Return the kind of accelerator of a plane, such as TPU; None for GPUs, and if the plane has no events."""
+    """Return the kind of accelerator of a plane, such as TPU; None for `_NO_ACCELERATOR`, and for an empty plane."""
     match = _OTHER_PLANE.search(plane.name)
     if match is None or match[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
         return None
@@ -153,6 +153,8 @@ def device_model(plane: Plane) -> str:
 
 def read_plane(plane: Any) -> Plane:
     """Decode one plane to columns. A GPU's lines other than streams are left out, because they repeat events.
+
+    Events without a time are left out too.
 
     Raises:
         WireError: an event is broken.

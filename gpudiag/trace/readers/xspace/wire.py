@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event, so that two words of eight bytes can be read at any byte.
+#: Number of bytes appended after the last event: two words of eight bytes, which are read at any byte, and a spare one.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: Whether the field of an XStat with this number is an integer (uint64_value, int64_value, ref_value).
+#: Whether the field of an XStat with this number is an integer (uint64_value, int64_value, ref_value). The last entry
+#: stands for all higher numbers too.
 _IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
