@@ -149,7 +149,7 @@ class AttachedSession:
         self._background = not at_exit
         for window in self._windows:
             window.join()
-            if measurement.phases is not None and not window.saved:
+            if measurement.phases is not None and window.failure:  # a discarded window has no failure
                 measurement.phases.saved.discard("full")  # only full traces are written in the background
                 sentence = f"the trace could not be saved: {window.failure}"
                 measurement.error = measurement.error or sentence
@@ -261,7 +261,7 @@ class BackgroundWindow(ProfiledWindow):
             super()._save(profiler)
         except Exception as error:  # noqa: BLE001  # the record does not name the lost trace
             self.saved = False
-            self.failure = str(getattr(error, "strerror", None) or error)
+            self.failure = str(getattr(error, "strerror", None) or error) or type(error).__name__
             if isinstance(error, FileNotFoundError):  # PyTorch's profiler does not report a failed write
                 self.failure = "the profiler has written nothing; the disk may be full"
 

@@ -144,11 +144,15 @@ def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, t
 
 
 @ALONE
-def test_recording_ends_when_script_makes_profiler(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", ["20", "30"], ids=["kernel-only", "full"])
+def test_recording_ends_when_script_makes_profiler(
+    before: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The script's profiler still records its five steps of two layers each."""
-    monkeypatch.setenv("BEFORE", "20")
-    code, run, out, _ = attach(str(SCRIPTS), str(STEPS), "own_profiler")
+    monkeypatch.setenv("BEFORE", before)
+    code, run, out, err = attach(str(SCRIPTS), str(STEPS), "own_profiler")
     assert (code, len(out.split())) == (0, 2 * STEPS + 2)
+    assert "could not be saved" not in err
     assert run.error is not None
     assert "its own profiler" in run.error
     assert run.ranks[0].unprofiled is not None
