@@ -122,7 +122,7 @@ class AttachedSession:
                 self._measurement.error = OWN_PROFILER  # without the class of the exception
             self._marked.close()
             # After a failure a recording may still run. Ending the recording later, in another thread, would crash.
-            self.cancel_recording()
+            self._discard_recording()
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
@@ -136,8 +136,13 @@ class AttachedSession:
         # Only the thread that began a PyTorch recording can end the recording: another thread would crash.
         if threading.get_ident() != self._thread:
             self._recording_cancelled = True
-        elif self._measurement.phases is not None:
-            self._measurement.phases.discard_window()
+        elif self._discard_recording():
+            self._measurement.error = self._measurement.error or OWN_PROFILER
+
+    def _discard_recording(self) -> bool:
+        """Discard the current recording; return False if there is none."""
+        phases = self._measurement.phases
+        return phases is not None and phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
         """Save the measurements. `error` is the exception that ended the program, or None.

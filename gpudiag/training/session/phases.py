@@ -162,11 +162,13 @@ class Phases:
                 ended += " of the kernel-only recording"
         self.problem = f"the loop ended {ended}; {self._suggestion()}"
 
-    def discard_window(self) -> None:
-        """Discard the current recording, if there is one."""
+    def discard_window(self) -> bool:
+        """Discard the current recording; return False if there is none."""
         window = self._take_window()
-        if window is not None:
-            window.discard()
+        if window is None:
+            return False
+        window.discard()
+        return True
 
     def _suggestion(self) -> str:
         """Return a sentence on how many more steps the loop needs, and which arguments suit a loop of its length."""
