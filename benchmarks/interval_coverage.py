@@ -3,9 +3,9 @@
 Usage: `python benchmarks/interval_coverage.py DIR ...`.
 
 Each directory is searched for runs (`run.json` with unprofiled steps, `traces/`), for traces next to a `truth.json`
-that contains their step time, and for recordings of `tests/traces/whole`. Each recording is analysed from its traces
-alone, and again with its run record if there is one. The true step time is the mean of the unprofiled steps of the
-slowest rank.
+that contains their step time, and for packed recordings (`.npz`) of `tests/traces/whole` with known step times. Each
+recording is analysed from its traces alone, and again with its run record if there is one. The true step time is the
+mean of the unprofiled steps of the slowest rank.
 
     --json FILE     write a line for each interval, with its components
 """

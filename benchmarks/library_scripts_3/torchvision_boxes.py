@@ -54,7 +54,7 @@ class Scenes(Dataset):
 
 
 class Detector(nn.Module):
-    """A ResNet with three convolutional heads: class, distances to the four sides, and centredness."""
+    """A ResNet with two convolutional heads: class, and distances to the four sides with centredness."""
 
     def __init__(self, args):
         super().__init__()

@@ -138,7 +138,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # the step time without the profiler is that of the slowest device
+        profiled += ", mean over devices"  # unlike the step time without the profiler, which is the slowest device's
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:

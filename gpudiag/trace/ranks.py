@@ -91,27 +91,30 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
     """Return the traces with ranks, for processes that drive several devices. Each device becomes a rank.
 
     Ranks are numbered consecutively over the files in the given order. A process with one device gets the rank in its
-    file name. Copies of a file are left out. `world_size` is used if no file name states one.
+    file name. Copies of a file are left out. `world_size` is used if no file name states one. If it is None, the job
+    has as many ranks as devices, or more if a file name states a higher rank.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
-    total = sum(len(traces) for _, traces in files)
-    ranked: list[Trace] = []
+    firsts: list[int] = []
     next_rank = 0
     for file, traces in files:
         stated = file.name_facts.rank
-        first = stated if stated is not None and len(traces) == 1 else next_rank
-        next_rank = first + len(traces)
-        ranked += [
-            msgspec.structs.replace(
-                trace,
-                rank=rank,
-                world_size=world_size or max(total, next_rank),  # a file name may state a rank above `total`
-                notes=(*(file.notes if rank == first else ()), *trace.notes),
-            )
-            for rank, trace in enumerate(traces, first)
-        ]
-    return ranked
+        firsts.append(stated if stated is not None and len(traces) == 1 else next_rank)
+        next_rank = firsts[-1] + len(traces)
+    if world_size is None:
+        devices = [len(traces) for _, traces in files]
+        world_size = max(sum(devices), *(first + count for first, count in zip(firsts, devices, strict=True)))
+    return [
+        msgspec.structs.replace(
+            trace,
+            rank=rank,
+            world_size=world_size,
+            notes=(*(file.notes if rank == first else ()), *trace.notes),
+        )
+        for first, (file, traces) in zip(firsts, files, strict=True)
+        for rank, trace in enumerate(traces, first)
+    ]
 
 
 def _without_copies(files: Sequence[ReadFile]) -> list[ReadFile]:

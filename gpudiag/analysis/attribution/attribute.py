@@ -5,7 +5,7 @@ At each instant, the first bucket of this list that applies gets the time:
 1. `compute`: a compute kernel runs.
 2. `communication_transfer`: a collective runs whose last participant has arrived.
 3. `communication_wait`: a collective runs that waits for a participant.
-4. `communication_transfer`: the host communicates.
+4. `communication_transfer`: the host communicates, and does not wait for data.
 5. `copy`: a copy runs.
 6. The device is idle. The bucket is the cause: `input`, `sync`, `launch` or `idle`.
 

@@ -107,9 +107,9 @@ def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
-    """Return float64[processes, segments]: ns of work in segments between collectives; None without segments.
+    """Return float64[processes, segments]: ns of work between collectives in all steps; None without segments.
 
-    On CPUs, work is host work, which counts as launching (`amount`).
+    On CPUs, work is the component `launch` of `amount`: host work besides waiting and slow calls.
     """
     component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     graph = what_if.graph

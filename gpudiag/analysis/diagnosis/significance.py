@@ -122,7 +122,8 @@ class Significance(msgspec.Struct, frozen=True):
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
         ranks = self.what_if.graph.ranks.values()
-        timed = later_host_ms(self.case.run, ranks, finding.ranks)  # the excess of these hosts in unprofiled steps
+        # Largest excess of these hosts' unprofiled steps over the lower median of all hosts, in ms.
+        timed = later_host_ms(self.case.run, ranks, finding.ranks)
         if timed is not None:
             # Hosts differ if the excess is half of the savings or more, or if only the other hosts ran far ahead.
             differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)

@@ -103,7 +103,9 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points whose processes start once more: points with too few starts, or else unreliable baselines.
+    """Return the points whose processes start once more: points with too few starts.
+
+    If there are none, return the unreliable points with which others are compared (baselines).
 
     Args:
         request: contains the number of starts.

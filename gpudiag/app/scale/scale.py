@@ -306,7 +306,7 @@ class _ScalingBenchmark:
         return True
 
     def _drop(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Drop a launch's points, because a second attempt would fail in the same way.
+        """Drop a launch's points: a second attempt would fail in the same way, or (`failure` is None) no time is left.
 
         Raise `failure` instead if no point of the benchmark is measured.
         """

@@ -69,7 +69,7 @@ def _glyphs(console: Console) -> BarGlyphs:
 
 
 def waterfall(diff: Diff, console: Console) -> Table:
-    """Return a line with a bar for each bucket with visible time, and a line for their sum, the step.
+    """Return a line with a bar for each bucket with visible time and for unattributed time, and a line for the step.
 
     A narrow console omits the columns A and B, so that there is room for bars.
     """

@@ -119,7 +119,7 @@ class Attachment:
         except Exception as error:
             self._report_failure(error)
             self._detach()
-            raise
+            raise  # `entered` catches it and ends the measurement; the training goes on
         finally:
             self._entered.ours.making = False
 

@@ -90,7 +90,10 @@ class CommandOutcome:
 
 
 def failure_reason(outcome: CommandOutcome) -> str | None:
-    """Return in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
+    """Return in one sentence why the command failed or was not measured, or which rank's record has an error.
+
+    None if the command succeeded and all ranks were measured without error.
+    """
     culprit = _culprit(outcome) if outcome.code else None
     if culprit is not None:
         return culprit

@@ -1,4 +1,4 @@
-"""Check that findings explain the large buckets of every recording, or that a message calls a bucket unexplained."""
+"""Check that each part of the step time that is large is explained by a finding, or reported as unexplained."""
 
 from __future__ import annotations
 

@@ -168,7 +168,8 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
-    # On one clock (offsets up to 100 µs) the spread does not decide, because ranks may leave at different times.
+    # Offsets up to 100 µs count as one clock. Then the spread does not decide, because ranks may leave a collective at
+    # different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
     # A difference of spreads below the clock's resolution does not decide.

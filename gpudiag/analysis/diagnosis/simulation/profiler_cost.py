@@ -87,7 +87,8 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
     """Return the profiler overhead; `per_event_ns` is the cost per event on a host that is not slow.
 
-    On a host that is slow throughout, part of the overhead shows as untraced time (see the module's docstring).
+    `Graph.host.profiler` is the overhead that the profiler itself recorded, in ns. On a host that is slow throughout,
+    part of the overhead shows as untraced time (see the module's docstring).
     """
     host = graph.host
     busy = np.minimum(per_event_ns * pace.by_node * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)

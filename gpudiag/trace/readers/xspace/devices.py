@@ -90,8 +90,9 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
-    """Return the trace of GPU `device`: its work and calls, events around these, training thread, waits, `overhead`.
+    """Return the trace of GPU `device`: its work, the calls that launched it, and the events around these calls.
 
+    The trace also has the events of the training thread, recorded waits, and `overhead`.
     Of the training thread, calls for other GPUs and events of zero length are left out. JAX's recorded waits are calls
     that launch nothing, and are kept for all GPUs. `overhead` has the rows of the profiler's overhead that delayed the
     GPU's calls.

@@ -200,7 +200,8 @@ class _ModuleRanges:
 def _containers(kind: type) -> dict[int, Any]:
     """Return the parent of each module that has a parent, keyed by the id of the child.
 
-    All modules of the process are searched, because a program may never call the outermost module, but its methods.
+    All modules of the process are searched, because a program may call methods of the outermost module without calling
+    the module itself.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():

@@ -67,13 +67,15 @@ def test_ranks_are_numbered_through_files_of_several_hosts(tmp_path: Path) -> No
     assert {trace.world_size for trace in traces} == {4}
 
 
-def test_process_with_one_gpu_has_the_rank_in_its_file_name(tmp_path: Path) -> None:
-    for rank in (0, 1):
+def test_processes_with_one_gpu_have_the_ranks_in_their_file_names(tmp_path: Path) -> None:
+    for rank in (0, 7):
         built = SpaceBuilder()
         built.thread(1).event("gemm", 0, 5, correlation_id=1).event("gemm", 10, 15, correlation_id=2)
         built.gpu(rank, 7).event("gemm", 5, 9, correlation_id=1).event("gemm", 15, 19, correlation_id=2)
         built.write(tmp_path / f"rank{rank}.xplane.pb")
-    assert [trace.rank for trace in read_traces([tmp_path])] == [0, 1]
+    traces = read_traces([tmp_path])
+    assert [trace.rank for trace in traces] == [0, 7]
+    assert {trace.world_size for trace in traces} == {8}
 
 
 def test_tensorboard_directory_is_read(tmp_path: Path) -> None:
