@@ -44,7 +44,7 @@ class Case:
 
     Attributes:
         timeline: device tracks of all ranks on one clock.
-        attribution: buckets of each track's steps.
+        attribution: buckets (parts of the step time) of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
         work: classes of the kernels, and compilations; None if kernels were not classified.
@@ -225,7 +225,7 @@ def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out:
 
 
 def only_steps(timeline: Timeline, attribution: Attribution, steps: NDArray[np.int64]) -> tuple[Timeline, Attribution]:
-    """Return the windows of the consecutive steps with the numbers `steps`; tracks without these steps are left out."""
+    """Cut timeline and attribution to the consecutive steps with the numbers `steps`; leave out tracks without them."""
     kept = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
         windows = np.flatnonzero(among(track.window_steps, steps))

@@ -58,7 +58,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         findings: the findings; those most worth fixing come first.
         next: the fixes in order, each with the step time that it leaves.
-        explained: the explanation of each bucket that takes 5 % of the step or more.
+        explained: the explanation of each bucket (part of the step time) that takes 5 % of the step or more.
         validity: warnings about rules that gave no answer, unexplained time, profiler overhead and outlier steps.
         rejected: whether the job could not be simulated, or not accurately, so that no simulated time may be shown.
     """

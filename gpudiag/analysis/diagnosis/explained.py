@@ -1,4 +1,4 @@
-"""Explain each bucket of the step by findings, and order the fixes. Without a simulation, report the buckets' shares.
+"""Explain each bucket (part of the step time) by findings, and order the fixes. Without simulation, report shares.
 
 A bucket's share of the step is an upper bound of its savings. Only this upper bound is known for a single recorded
 step, for a job that cannot be simulated, and for one rank of several.
@@ -70,7 +70,7 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "launch": (_ON_THE_HOST, (without_launch_cost,)),
     "idle": (_ON_THE_HOST, (without_input, without_untraced, without_launch_cost, without_syncs)),
 }
-#: Bucket → (code, cause, description) of its most likely cause.
+#: Bucket → (code, cause, description) of the most likely finding.
 LIKELY = {
     "communication_transfer": ("communication-bound", "transfer", "communication not overlapped with compute"),
     "communication_wait": ("straggler", "unknown", "waiting for other ranks"),
@@ -93,7 +93,7 @@ _ALL_RANKS = (
     "from transferring."
 )
 _MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
-#: Code of a finding → the bucket that holds its time.
+#: Code of a finding → the bucket that contains the time lost.
 _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
@@ -118,6 +118,7 @@ def explain(
     """Explain each bucket, except compute, that takes 5 % of the step or more.
 
     A finding explains as much of a bucket as it saves. Time that recording may have added counts as explained.
+    `findings` are those of `scored` after the engine's revisions.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(
@@ -147,7 +148,7 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
     names = list(dict.fromkeys(code for code, _ in accounts))
     queued = _queued_ms(case) if bucket == "idle" else 0.0
     left = ms - sum(accounted for _, accounted in accounts) - queued
-    enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
+    enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)  # so much may stay unexplained
     if left > enough:
         recording = min(_recording_ms(what_if, bucket, edits), left)
         if notable(recording, step_ms):

@@ -1,10 +1,10 @@
 """Merge all costs of one line of the user's source into one finding.
 
 A line of the training loop is removable if it is no part of the forward pass, backward pass, update or fetch, unless it
-mostly launches kernels, as a loss function does. Examples are lines that save, log, sleep or compute metrics.
-Lines of backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies,
-and kernels. A line that saves 5 % of the step becomes a finding. This finding replaces the findings that save nothing
-more once the line is removed.
+mostly launches kernels, as a loss function does. Removable are, for example, lines that save, log, sleep or compute
+metrics; lines of backward hooks are removable too. The simulation removes the line's host time, waits for the device,
+copies, and kernels. A line that saves 5 % of the step becomes a finding. This finding replaces the findings that save
+nothing more once the line is removed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what
     """
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
-        return scored  # stalls that have a line, or that may be in any line
+        return scored  # no stall, or one that has a line or that may be in any line
     stall = scored.proposal.edit
     alone = what_if.saving_ms(stall(what_if, what_if.corrected), what_if.corrected)
     rest = what_if.saving_ms(stall(what_if, gone), gone)

@@ -84,7 +84,7 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether the place absorbs several findings, and place and stall each save nearly as much as the largest.
+    """Return whether the place absorbs several findings, and place and stall each save nearly as much as the best one.
 
     `saved` is the savings of removing the place, in ms per step. Waits or copies that cost clearly more than the stall
     stay separate findings.

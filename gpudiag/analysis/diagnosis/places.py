@@ -48,7 +48,7 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
 
 
 def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return user's function → ns of a span in which the function was the innermost on a thread.
+    """Return user's function → ns, within a span, in which it was the innermost function on a thread.
 
     Args:
         events: one process's events.

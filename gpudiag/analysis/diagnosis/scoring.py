@@ -155,7 +155,7 @@ def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> Scor
     now_ms = what_if.now_ms
     finding = proposal.describe(saved_ms, 100 * saved_ms / now_ms)
     fixed_ms = now_ms - saved_ms
-    # A straggler may save more than is simulated, by time that only unprofiled steps show. The step now has this time.
+    # A straggler may save more than is simulated, by time that only unprofiled steps show; `step_ms_now` includes it.
     recoverable_ms = finding.recoverable_ms_per_step or saved_ms
     evidence = {**finding.evidence, "step_ms_now": fixed_ms + recoverable_ms, "step_ms_if_fixed": fixed_ms}
     finding = msgspec.structs.replace(finding, evidence=evidence)

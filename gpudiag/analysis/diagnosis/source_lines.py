@@ -205,7 +205,7 @@ class CaseLines:
         return self.placed[trace].inside(intersect(untraced, steps))
 
     def of_input(self, ranks: set[int]) -> SourceLocation | None:
-        """Return the first rank's line that takes most of the time to make batches; None without such a line.
+        """Return the line that takes most of the time to make batches, on the first of these ranks with one, or None.
 
         DataLoader workers are examined before the training thread.
         """

@@ -31,7 +31,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """Return the part of `exposed_ms` that recorded steps lack, in ms; 0 if they have three quarters of it or more.
+        """Return the part of `exposed_ms` that recorded steps lack, in ms; 0 if they fetch for 3/4 of `fetching_ms`.
 
         Recorded steps may wait less for two reasons: recording slows the job, so that the loader keeps up, or the few
         recorded steps use batches that were made before recording.

@@ -46,6 +46,7 @@ class ClockMismatch:
 
 
 def _gpus_by_limit(gpus: list[Gpu], domain: str, limit: str) -> dict[int, list[int]]:
+    # MHz → indices of the GPUs with this limit; unknown limits are left out.
     by_mhz: dict[int, list[int]] = defaultdict(list)
     for gpu in gpus:
         mhz = getattr(getattr(gpu, domain), limit)

@@ -26,6 +26,7 @@ from gpudiag.analysis.diagnosis.hardware.rule import (
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts, Gpu, PcieLink
 
+#: GPU → path → fastest pinned copy, as `host_rates` returns.
 HostRates = dict[int, dict[str, Bandwidth]]
 
 
@@ -96,6 +97,7 @@ def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
 
 
 def _below_siblings(gpu: Gpu, path: str, record: Bandwidth, facts: Facts, rates: HostRates) -> bool:
+    # Whether the copy `record` is clearly slower than the median copy of other GPUs of the model on the same `path`.
     others = [
         rates[other.index][path].gb_per_s
         for other in facts.gpus
@@ -185,7 +187,7 @@ def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: HostRates) -> list[floa
 
 
 def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
-    """Return what to do about these GPUs; links that are narrow but as fast as their siblings are risers."""
+    """Return what to do about these GPUs; links that are narrow but as fast as their siblings count as risers."""
     gpus = ",".join(map(str, indices))
     compare = f"Compare with the slot: `nvidia-smi -q -i {gpus} | grep -A6 'GPU Link Info'` while a copy runs."
     if "narrow" in signs and "siblings" not in signs:
@@ -247,7 +249,7 @@ def _lanes_down(facts: Facts) -> list[Finding]:
 
 
 def _slow_pairs(facts: Facts) -> list[Finding]:
-    """Return findings about pairs that carry less over NVLink than other pairs of their kind."""
+    """Return findings about pairs that carry clearly less over NVLink than other pairs of their kind or their ceiling."""
     kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
     by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
     ceilings: dict[Pair, float] = {}

@@ -193,7 +193,7 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
-    """Return the first kernel of the stream before (-1) or after (1) `start` that is not passable; None if too far."""
+    """Return the next kernel of the stream before (-1) or after (1) `start` that is not passable; None if none near."""
     for distance in range(1, _MOST_BETWEEN + 1):
         index = start + direction * distance
         if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:

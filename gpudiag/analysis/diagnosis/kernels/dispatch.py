@@ -52,7 +52,7 @@ def _dispatches(case: Case, track: DeviceTrack) -> bool:
 
 
 def _dispatching(track: DeviceTrack) -> Intervals:
-    """Return the times in which the main thread works while its device runs no module and no collective."""
+    """Return the times in which the main thread works while its device runs no function and no collective."""
     thread = track.threads.get(track.steps.thread)
     ran = union(Intervals(track.ops.start, track.ops.end), Intervals(track.collectives.start, track.collectives.end))
     return EMPTY if thread is None else subtract(thread.busy, ran)

@@ -140,7 +140,7 @@ class _OperatorRanges:
 def _operator_ranges(
     kernels: GraphKernels, chosen: NDArray[np.bool_], without: NDArray[np.bool_] | None = None
 ) -> _OperatorRanges:
-    """Return the largest operator around the launch of each chosen op that launches no op of `without`.
+    """Return for each chosen op the largest operator around its launch that launches no op of `without`.
 
     Args:
         kernels: the m ops of a graph.

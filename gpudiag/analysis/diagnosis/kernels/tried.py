@@ -54,7 +54,7 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
 
 
 def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
-    """Return the change with the savings that the findings about its causes predict together, or without any.
+    """Return the change with the savings that the findings about its causes predict together, or without savings.
 
     The verdict is a placeholder. For `tf32`, findings that propose another precision do not count. For `compile`, the
     sum is limited to the simulated savings of all causes together; the low and the high sum are scaled by the same

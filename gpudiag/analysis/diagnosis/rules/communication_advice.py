@@ -161,7 +161,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is at
-    most `OF_NVLINK` of the NVLink bandwidth. Copies through host memory reach as much.
+    most `OF_NVLINK` of the NVLink bandwidth. Copies through host memory reach no more.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -178,7 +178,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks are on one machine; without a run record, distinct device numbers show this."""
+    """Return whether all ranks, two or more with traces, are on one machine; without a record, by device numbers."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:

@@ -32,7 +32,7 @@ class ComputeBound:
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """Yield a finding if all time is explained (`conclusive`) and no finding but `slow-compute` asks for action."""
+        """Yield a finding if nothing is in doubt (`conclusive`) and no finding but `slow-compute` asks for action."""
         others = [finding for finding in findings if finding.code != "slow-compute"]
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return
@@ -50,7 +50,7 @@ class ComputeBound:
             case: the job.
             compute_ms: compute per step on the device that sets the pace.
             percent: compute in percent of the step.
-            largest_percent: the largest other bucket in percent of the step.
+            largest_percent: the largest other bucket (part of the step time) in percent of the step.
         """
         least = max(largest_percent, WARNING_PERCENT)
         title = f"compute-bound ({_shares(case, percent)}); nothing else takes over {least:.0f} %"

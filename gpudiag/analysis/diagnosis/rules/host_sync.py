@@ -60,7 +60,7 @@ class HostSync:
         if not syncs(what_if).any():
             return
         if synchronizing_more(what_if) and any(len(track.collectives) for track in case.tracks):
-            return  # a rank that synchronizes more than its peers is a straggler
+            return  # a rank that synchronizes more is a straggler if its peers wait in collectives
         yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:

@@ -110,7 +110,7 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     """Operators that take longer on stragglers than on other ranks, as means over steps and ranks.
 
     Attributes:
-        own_ms: operator → excess self time, largest first, for the few operators with the largest excess.
+        own_ms: operator → excess self time in ms, largest first, for the few operators with the largest excess.
         calls: the same operators → excess calls.
         own_work: whether stragglers do extra work: most of the excess is in operators that they call more often.
     """

@@ -73,7 +73,7 @@ def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, 
 
 
 def _message_bytes(case: Case) -> dict[int, int]:
-    """Return rank → bytes of its point-to-point messages of known size."""
+    """Return rank → bytes of its point-to-point messages of known size, in the whole recording."""
     total: dict[int, int] = {}
     for track in case.tracks:
         counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))

@@ -143,7 +143,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
             is unknown.
         excess_ms: rank → excess over the median of all ranks in that part, in ms per step.
         savings_ms: part → savings in ms per step if this part alone is equalized.
-        pauses: pauses between calls that only late ranks make.
+        pauses: pauses between calls that other ranks seldom make in succession.
         more_work: the reason why late ranks have more work than their peers; None if no reason is known.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
         silent: whether the cause is input, but most of the input wait is unmarked time, in which nothing was recorded.

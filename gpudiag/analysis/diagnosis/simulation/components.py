@@ -157,7 +157,7 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's part of its rank's excess over peers, in ns; unprofiled steps limit that of input."""
+    """Return each node's or op's part of its rank's excess over peers, in ns; unprofiled steps limit excess input."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 
@@ -165,7 +165,7 @@ def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
     """Return float64[n or m], ns: the part of a rank's excess over its peers that falls on each node or op.
 
-    With `each_step`, the excess of each step is over all steps of the peers.
+    With `each_step`, each step is compared with all steps of the peers.
     """
     if not amounts.any():
         return amounts

@@ -11,7 +11,7 @@ the kernels before and after usually distinguish. If these names do not distingu
 kernels scatter and are not used. Example, with durations in µs:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
-    layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
+    layer 10   gemm 98 | bias 6 | gemm 160          beside an all-reduce: these match gemm, bias and gemm above
 
 Matches on the same rank are preferred, because another rank's clocks may be faster.
 
@@ -280,7 +280,7 @@ def _positions(graph: Graph, kernels: _Kernels) -> Index:
 
 
 def _order_by_key(key: Index) -> NDArray[np.intp]:
-    """Sort stably by key; NumPy sorts keys from 0 that fit into 16 bits in linear time."""
+    """Return the indices that sort stably by key; NumPy sorts keys from 0 that fit into 16 bits in linear time."""
     return np.argsort(key.astype(np.min_scalar_type(key.max(initial=0))), kind="stable")
 
 

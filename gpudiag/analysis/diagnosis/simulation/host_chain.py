@@ -373,8 +373,8 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
     """Match ops with the nodes of their launching calls.
 
-    The node of a call that `blocks` is the end of its wait. The call's own op starts before, so that it is matched with
-    the previous node.
+    The node of a call that `blocks` is the end of its wait. The call's own op starts before, so that the op is
+    matched with the previous node.
     """
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]

@@ -199,7 +199,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
     # of any call are `NONE` already.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     other = union(track.host_communication, *(thread.input for thread in present))
-    computing = lengths_in_turn(other, quiet.start, quiet.end) == 0
+    computing = lengths_in_turn(other, quiet.start, quiet.end) == 0  # without communication and fetching
     computing &= _computing_on_cpu(track, events, quiet, around)
     kept = (around != NONE) & (computing | (quiet.end - quiet.start >= shortest))
     return SlowCalls(Intervals(quiet.start[kept], quiet.end[kept]), around[kept])

@@ -248,7 +248,7 @@ class JobModel:
 
     @cached_property
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (int64[n], int64[m]): the segment between collectives of each host node and each op (`imbalance`)."""
+        """Return (int64[n], int64[m]): each host node's and each op's segment between collectives (`imbalance`)."""
         segment_of_node = host_segments(self.graph)
         return segment_of_node, op_segments(self.graph, segment_of_node)
 

@@ -167,7 +167,7 @@ class Schedule:
 def _step_ends(graph: Graph) -> tuple[Index, bool]:
     """Return `Schedule.step_ends`: ops, if the longest stream has enough ops and some in every step, else host nodes.
 
-    `maximum.accumulate` makes step numbers ascending, because bisection finds the last op or node of each step.
+    `maximum.accumulate` makes step numbers ascend, as the bisection for the last op or node of each step needs.
     """
     steps = np.arange(graph.steps)
     first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))

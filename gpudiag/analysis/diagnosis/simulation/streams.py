@@ -164,7 +164,7 @@ def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_call
 
 
 def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False) -> None:
-    """Infer the ops of other streams that each op waits for, for traces without events.
+    """Infer the ops of other streams that each op waits for, where the trace has no events.
 
     A stream-wait call makes the next launch wait for the latest op launched in another stream before the call. If this
     op ended after the waiting op started, the latest op that had ended by then is used instead. An op that was launched
@@ -355,7 +355,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
 
 
 def _first_of_each(*columns: Index) -> NDArray[np.bool_]:
-    """Return bool[k]: whether each row differs from the previous row."""
+    """Return bool[k]: whether each row differs from the previous row; True for the first row."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return first

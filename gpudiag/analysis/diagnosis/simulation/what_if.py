@@ -188,7 +188,7 @@ def build_what_if(
     """Return the what-if simulation of a timeline, or None if nothing in it can be simulated.
 
     If the unprofiled step time is known, the profiler overhead per event is chosen so that the corrected step takes
-    this time. If the device sets the pace, the overhead is chosen so that no host works longer than without profiler.
+    this time. If the device sets the pace, it is chosen so that most hosts work no longer than without profiler.
 
     Args:
         timeline: the job.
@@ -225,8 +225,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. The search ends 1 % above this
-    shortest step, because a host exactly as slow as the device would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. The search ends 1 % above the step
+    time reached then, because a host exactly as slow as the device would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
@@ -244,7 +244,7 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 
 
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
-    """Raise the overhead per event until no host works longer for a step than in unprofiled steps.
+    """Raise the overhead per event until most hosts work no longer for a step than in unprofiled steps.
 
     If the device sets the pace, the unprofiled step time does not show the host's work. But the host's work takes no
     longer than the step in which the host waited least for a full launch queue. If a simulated host worked longer than
