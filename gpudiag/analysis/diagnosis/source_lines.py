@@ -145,6 +145,7 @@ class CaseLines:
         cost = np.zeros(len(host.time))
         for trace, lines in self.placed.items():
             nodes = np.flatnonzero(host.process == trace)
+            # The cost from the first line until each node.
             until = lines.tracing_until(np.append(float(self._tracks[trace].bounds[0]), host.time[nodes]))
             cost[nodes] = np.maximum(np.diff(until), 0.0)
         return cost

@@ -107,7 +107,7 @@ def devices_set_pace(run: RunRecord | None) -> bool:
 
 
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
-    """Return the step time without the profiler, in a kernel-only trace and in a full trace; None without traces."""
+    """Return the slowest rank's step time unprofiled, in a kernel-only and in a full trace; None without traces."""
     ranks = _ranks(run)
     light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
     full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
@@ -179,7 +179,8 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     """Return rank → upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
-    The lower of two bounds applies. The result is None if neither bound is known, or without two ranks:
+    The result is None without two ranks, if the step time or a rank's wait is unknown, or if neither bound applies. The
+    lower of two bounds counts:
 
     - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
       the excess may be chance. If most devices did not wait for input, this bound does not apply, because a rank that

@@ -249,7 +249,7 @@ def _lanes_down(facts: Facts) -> list[Finding]:
 
 
 def _slow_pairs(facts: Facts) -> list[Finding]:
-    """Return findings about pairs that carry clearly less over NVLink than other pairs of their kind or their ceiling."""
+    """Return findings on pairs that carry far less over NVLink than their ceiling or than other pairs of their kind."""
     kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
     by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
     ceilings: dict[Pair, float] = {}

@@ -134,7 +134,8 @@ def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
     Contention of collectives that wait for a straggler remains, because the straggler causes it.
     """
     recorded, contention = what_if.model.recorded.duration, what_if.model.contention
-    # The scenario may already lack the contention of waiting collectives. No kernel gets shorter than without any contention.
+    # The scenario may already lack the contention of waiting collectives. No kernel gets shorter than without
+    # contention.
     slowed = recorded - contention.transfer_removed_from(recorded)
     duration = np.fmax(contention.removed_from(scenario.duration), scenario.duration - slowed)
     return replace(without_transfer_time(scenario), duration=duration)
