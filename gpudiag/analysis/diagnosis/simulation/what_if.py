@@ -188,7 +188,8 @@ def build_what_if(
     """Return the what-if simulation of a timeline, or None if nothing in it can be simulated.
 
     If the unprofiled step time is known, the profiler overhead per event is chosen so that the corrected step takes
-    this time. If the device sets the pace, it is chosen so that most hosts work no longer than without profiler.
+    this time. If the device sets the pace, the overhead is chosen so that at least half of the hosts work no longer
+    than without profiler.
 
     Args:
         timeline: the job.
@@ -244,7 +245,7 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 
 
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
-    """Raise the overhead per event until most hosts work no longer for a step than in unprofiled steps.
+    """Raise the overhead per event until at least half of the hosts work no longer than for an unprofiled step.
 
     If the device sets the pace, the unprofiled step time does not show the host's work. But the host's work takes no
     longer than the step in which the host waited least for a full launch queue. If a simulated host worked longer than
