@@ -156,7 +156,10 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
 
 
 def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
-    """Return the kernels (on CPU tracks: top-level operators) with the most time per step, averaged over tracks."""
+    """Return the kernels (on CPU tracks: top-level operators) with the most time per step, averaged over tracks.
+
+    Overlapping kernels count in full.
+    """
     return tuple(
         KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count)
         for name, ns, count in _longest(timeline, _kernels)

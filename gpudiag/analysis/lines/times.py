@@ -22,7 +22,7 @@ from gpudiag.units import NS_PER_MS
 
 #: Number of first steps that record every line, if more steps follow.
 _DISCOVERY_STEPS = 2
-#: Cost in ns of recording one event in the first steps.
+#: Way of recording (`ProcessLines.by`) → cost in ns of one event in the first steps.
 _EVENT_NS = {"events": 400, "traced": 700}
 #: Maximum share of a line's time that is subtracted as the cost of recording events, in the first steps.
 _MAX_EVENT_SHARE = 0.6
@@ -69,7 +69,10 @@ class ProcessTimes:
 
     @property
     def frames(self) -> int:
-        """Return how many outermost frames of the log's stack stay open in the section without the profiler."""
+        """Return how many outermost frames of the log's stack stay open in the section without the profiler.
+
+        If there is no such section, all sections count.
+        """
         walked = [self.alone] if self.alone is not None else [walked for _, walked in self.sections]
         return min((section.frames for section in walked), default=len(self.log.stack))
 
@@ -167,7 +170,7 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """Return float64[nodes]: median number of events per step over the steps `begin` to `end - 1`."""
+        """Return float64[nodes]: median number of events per step, from `begin` to `end - 1` (None: to the last step)."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]

@@ -280,8 +280,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on each rank. If a track has no window, or no window of a common step, all
-    windows stay unchanged.
+    Captures of different ranks start and end at different times. If a track has no window, or no window of a common
+    step, all windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows
