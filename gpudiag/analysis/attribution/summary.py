@@ -121,7 +121,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     """Return the collectives in the analysed windows by kind, most time first; empty if traces are of several runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
-    # Operation, group, ranks of the group and size in bytes → (transfers, waits) of each track in ns.
+    # Operation, group, its number of ranks, and size in bytes → (transfers, waits) of each track in ns.
     times: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
     for track in timeline.tracks:

@@ -33,7 +33,7 @@ _OMITTED_SHARE = 0.3
 #: Minimum events of an omitted line per first step. A rarer line may not have run in later steps.
 _OMITTED_EVENTS = 1
 
-#: Lines are not scaled if traced steps less the cost of events differ from unprofiled steps by at most this share.
+#: Lines are not scaled if traced steps differ from unprofiled steps plus the cost of events by at most this share.
 _SAME_PACE = 0.1
 
 Times = NDArray[np.float64]
@@ -104,7 +104,7 @@ class ProcessTimes:
         bounds = np.array(walked.step_ns)
         weight = np.ones(len(walked.node))
         for index, calls in walked.calls.items():
-            weight[max(index, 0)] += calls
+            weight[max(index, 0)] += calls  # -1: before the first event
         step = np.searchsorted(bounds, np.array(walked.time_ns), side="right") - 1
         node = np.array(walked.node)
         inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
@@ -170,7 +170,7 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """Return float64[nodes]: median number of events per step, from `begin` to `end - 1` (None: to the last step)."""
+        """Return float64[nodes]: median number of events per step, from `begin` to `end - 1` (None: to the last)."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]

@@ -35,7 +35,7 @@ from gpudiag.model.timeline import SAME_CLOCK_NS
 _WIDEST_LAG = 256
 #: Maximum number of collectives that vote on the offset, which limits the time for long captures.
 _VOTERS = 512
-#: Number of candidate offsets that are evaluated in full.
+#: Maximum number of candidate offsets, besides 0, that are evaluated in full.
 _MOST_CANDIDATES = 8
 
 

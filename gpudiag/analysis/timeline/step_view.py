@@ -25,7 +25,7 @@ _AttributedTrack = tuple[DeviceTrack, TrackAttribution]
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
-#: Maximum number of ranks, which limits the length of the page.
+#: Maximum number of device tracks, which limits the length of the page.
 _MOST_RANKS = 16
 #: Maximum number of steps to show in addition to the typical step, from the shortest to the longest.
 _MOST_OTHERS = 4
