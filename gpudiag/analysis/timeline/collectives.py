@@ -206,7 +206,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         )
 
     for group, by_track in groups.items():
-        # The track with the most collectives has the longest capture, which contains the other captures.
+        # The track with the most collectives has the longest recording, which contains the others.
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         base = sequence(tracks[reference], by_track[reference])
         for track, indices in by_track.items():
