@@ -44,9 +44,9 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean time of an unprofiled step. Steps with traced lines should take this time plus the cost of events.
-            If the cost is known and the steps take another time, other programs slowed the steps, and all lines are
-            scaled. If the cost is unknown, the whole difference counts as cost.
+        step_ms: mean time of an unprofiled step, if known. Steps with traced lines should take this time plus the cost
+            of events. If the cost is known and the steps take another time, other programs slowed the steps, and all
+            lines are scaled. If the cost is unknown, the whole difference counts as cost.
 
     Attributes:
         log: the process's log.

@@ -253,7 +253,7 @@ def _idle_before(ops: DeviceOps, begin: int) -> bool:
 
 
 def host_windows(steps: HostSteps) -> Windows:
-    """Return the windows of a CPU device track: the training thread's steps without the first and the last."""
+    """Return the windows of a CPU device track: the training thread's steps, without those that `_tile` omits."""
     return _tile(steps.start, steps.number, steps.end)
 
 
