@@ -68,7 +68,7 @@ class Curve:
             if low <= size <= high:
                 return low_ms + (size - low) / (high - low) * (high_ms - low_ms)
         largest, largest_ms = points[-1]
-        # A slope between points of similar size would be mostly noise.
+        # A slope between similar sizes would be mostly noise. Without a smaller size, time is proportional to size.
         smaller = [(point, ms) for point, ms in points if point <= _FAR * largest]
         if not smaller:
             return largest_ms * size / largest

@@ -147,7 +147,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read plus write: twice the measured rate of copies."""
+        """Return the GB/s that the CPUs read plus write: twice the measured rate of copies, or assumed."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -185,7 +185,10 @@ class Paths:
         return self.ring_is_direct and all(self.nvlink(a, b) for a, b in self.ring)
 
     def ring_rate(self) -> float:
-        """Return the rate per direction of the best ring's slowest link while every GPU sends and receives."""
+        """Return the rate per direction of the best ring's slowest link while every GPU sends and receives.
+
+        It is infinite for one GPU.
+        """
         return min((self.rate_both(a, b) for a, b in self.ring), default=float("inf"))
 
     @property
@@ -225,7 +228,7 @@ class Paths:
             return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         if link is not None and self.nvlink(a, b):
-            # `NV4` has four lanes. If the kind is unknown too, a single lane is assumed.
+            # `NV4` has four lanes. If the kind is unknown, a single lane is assumed.
             lanes = link.lanes or int(link.kind.removeprefix("NV")) if link.kind.startswith("NV") else 1
             gpu = self._gpus.get(self.devices[a])
             known = [lane.gb_per_s for lane in gpu.nvlinks if lane.gb_per_s] if gpu is not None else []

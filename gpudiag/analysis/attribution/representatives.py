@@ -24,8 +24,8 @@ _CHOSEN = 40
 _DIFFERENT = 12
 #: Maximum number of ranks that are chosen because they differ, if more than `_DIFFERENT` ranks differ.
 _OF_MANY_DIFFERENT = 4
-#: A rank differs if a bucket is further than this share of a step from the median. Judgement: half of the 5 %
-#: of the step from which a finding is a warning.
+#: A rank differs if a bucket is further than this share of a step from the median. Judgement: half of 5 %,
+#: the share from which a finding is a warning.
 _DIFFERENT_SHARE = 0.025
 #: Maximum number of ranks per unit. Larger groups, such as data-parallel groups, do not make their ranks a unit.
 _MOST_PER_UNIT = 32

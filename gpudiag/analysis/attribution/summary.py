@@ -121,7 +121,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     """Return the collectives in the analysed windows by kind, most time first; empty if traces are of several runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
-    # Operation, group, ranks of the group and size in bytes → (transfers, waits) of each track in ns.
+    # Operation, group, its number of ranks, and size in bytes → (transfers, waits) of each track in ns.
     times: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
     for track in timeline.tracks:
@@ -156,7 +156,10 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
 
 
 def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
-    """Return the kernels (on CPU tracks: top-level operators) with the most time per step, averaged over tracks."""
+    """Return the kernels (on CPU tracks: top-level operators) with the most time per step, averaged over tracks.
+
+    Overlapping kernels count in full.
+    """
     return tuple(
         KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count)
         for name, ns, count in _longest(timeline, _kernels)

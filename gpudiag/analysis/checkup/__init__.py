@@ -1,4 +1,4 @@
-"""Check a machine for problems that would block or slow a job. Each function is pure and returns one check."""
+"""Check a machine for problems that would block or slow a job. Each `check_` function is pure and returns one check."""
 
 from __future__ import annotations
 

@@ -232,11 +232,12 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank for which waits changed most; None unless this is most of the change.
+    """Return the cause on the rank for which waits changed most; None if this is less than half of all waits' change.
 
-    It is also None if no bucket of the rank except waiting changed in the direction `sign` (1 slower, -1 faster).
+    Only changes in the direction `sign` (1 slower, -1 faster) count. The result is also None if no bucket of the rank
+    except waiting changed in this direction.
     """
-    waits_ms: dict[int, list[float]] = defaultdict(list)  # awaited rank → changes of waits in this direction
+    waits_ms: dict[int, list[float]] = defaultdict(list)  # awaited rank → changes of waits for it
     for wait in waits:
         if sign * wait.difference_ms > 0:
             waits_ms[wait.on_rank].append(wait.difference_ms)

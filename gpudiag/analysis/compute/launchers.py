@@ -77,7 +77,7 @@ def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.
     innermost[holds] = rows[last[holds]]
     others = np.flatnonzero(~holds)
     left = np.sort(time[others])
-    used = np.searchsorted(left, start) < np.searchsorted(left, end)  # rows that contain a remaining time
+    used = np.searchsorted(left, start) < np.searchsorted(left, end)  # rows that contain a time of `left`
     rows, start, end = rows[used], start[used], end[used]
     depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     for row_depth in range(int(depth.max(initial=-1)) + 1):

@@ -109,7 +109,7 @@ def _flops_peaks(device: str, calls: _Launchers, work: OperatorWork, sources: se
     peaks = np.full(len(calls.row), np.nan)
     precision = work.precision[calls.row]
     for index, name in enumerate(PRECISIONS):
-        # fp32 operators that use tensor cores compute in TF32.
+        # fp32 operators that use tensor cores compute in TF32; if the units are unknown, so is the peak.
         for units, rate in {1: "tf32", 0: "fp32"}.items() if name == "fp32" else {1: name, UNKNOWN: name}.items():
             chosen = (precision == index) & (calls.units == units) & np.isin(calls.code, _MATRIX_CODES)
             if chosen.any() and (peak := peak_tflops(device, rate)) is not None:
@@ -127,7 +127,7 @@ def _memory_peaks(device: str, calls: _Launchers, sources: set[str]) -> NDArray[
 
 
 def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArray[np.float64]) -> None:
-    """Add amounts (FLOPs or bytes), times, and times at the peak (amount per ns) of the calls to `sums`, in place."""
+    """Add amounts (FLOPs or bytes), times, and times at `peak` (amounts per ns) of the calls to `sums`, in place."""
     known = (amount != NO_NUMBER) & (calls.time_ns > 0)
     has_peak = known & np.isfinite(peak)
     for column, chosen, values in (

@@ -218,7 +218,7 @@ def _properties(name: str, operator: str, *, in_update: bool) -> tuple[int, ...]
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel
 #: takes 2 to 3 µs, and kernels of a full queue follow each other 1.2 µs apart.
 LAUNCH_SIZED_NS = 5 * NS_PER_US
-#: Classes below this share of the bucket are added to `other`.
+#: Classes below this share of the compute bucket are added to `other`.
 _LEAST_SHARE = 0.01
 #: Parts of the device, and the launch, that can limit a kernel's speed.
 _BOUNDS: tuple[Bound, ...] = ("tensor-core", "simt", "memory", "launch")

@@ -119,7 +119,7 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
         # Each stretch begins with one event; calls of unrecorded functions are events too.
         events = np.ones(len(walked.time_ns))
         for index, calls in walked.calls.items():
-            events[max(index, 0)] += calls
+            events[max(index, 0)] += calls  # -1: before the first event
         tracing_ns = process.log.call_ns * events[:-1][lines]
     return LinesOnTrace(start=time[:-1][lines], end=time[1:][lines], node=node[lines], tracing_ns=tracing_ns)
 

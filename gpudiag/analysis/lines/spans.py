@@ -14,7 +14,7 @@ Columns = NDArray[np.int64]
 
 
 class LineSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of the user's lines within the loop, sorted by start; callers come before their callees.
+    """Spans of the user's lines within the training loop, sorted by start; callers come before their callees.
 
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.

@@ -20,7 +20,7 @@ _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 def line_table(
     process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
 ) -> tuple[SourceLine, ...]:
-    """Return the lines of one process, callers before callees, lines of one caller by number; empty without steps.
+    """Return the lines of one process, callers before callees, lines of one caller in file order; empty without steps.
 
     Args:
         process: the lines.
@@ -48,7 +48,7 @@ class _Table:
         self._mean_ms = self._total_ms.mean(axis=1)
 
     def rows(self, parent: int, depth: int) -> Iterator[SourceLine]:
-        """Yield the few longest lines below `parent` by number, indented by `depth`, each followed by its callees."""
+        """Yield the longest lines below `parent` in file order, indented by `depth`, each followed by its callees."""
         least = _LEAST_SHARE * self._mean_ms[ROOT]
         kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
         kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]

@@ -22,7 +22,7 @@ from gpudiag.units import NS_PER_MS
 
 #: Number of first steps that record every line, if more steps follow.
 _DISCOVERY_STEPS = 2
-#: Cost in ns of recording one event in the first steps.
+#: Way of recording (`ProcessLines.by`) → cost in ns of one event in the first steps.
 _EVENT_NS = {"events": 400, "traced": 700}
 #: Maximum share of a line's time that is subtracted as the cost of recording events, in the first steps.
 _MAX_EVENT_SHARE = 0.6
@@ -33,7 +33,7 @@ _OMITTED_SHARE = 0.3
 #: Minimum events of an omitted line per first step. A rarer line may not have run in later steps.
 _OMITTED_EVENTS = 1
 
-#: Lines are not scaled if traced steps less the cost of events differ from unprofiled steps by at most this share.
+#: Lines are not scaled if traced steps differ from unprofiled steps plus the cost of events by at most this share.
 _SAME_PACE = 0.1
 
 Times = NDArray[np.float64]
@@ -44,9 +44,9 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean time of an unprofiled step. Steps with traced lines should take this time plus the cost of events.
-            If the cost is known and the steps take another time, other programs slowed the steps, and all lines are
-            scaled. If the cost is unknown, the whole difference counts as cost.
+        step_ms: mean time of an unprofiled step, if known. Steps with traced lines should take this time plus the cost
+            of events. If the cost is known and the steps take another time, other programs slowed the steps, and all
+            lines are scaled. If the cost is unknown, the whole difference counts as cost.
 
     Attributes:
         log: the process's log.
@@ -69,7 +69,10 @@ class ProcessTimes:
 
     @property
     def frames(self) -> int:
-        """Return how many outermost frames of the log's stack stay open in the section without the profiler."""
+        """Return how many outermost frames of the log's stack stay open in the section without the profiler.
+
+        If there is no such section, all sections count.
+        """
         walked = [self.alone] if self.alone is not None else [walked for _, walked in self.sections]
         return min((section.frames for section in walked), default=len(self.log.stack))
 
@@ -101,7 +104,7 @@ class ProcessTimes:
         bounds = np.array(walked.step_ns)
         weight = np.ones(len(walked.node))
         for index, calls in walked.calls.items():
-            weight[max(index, 0)] += calls
+            weight[max(index, 0)] += calls  # -1: before the first event
         step = np.searchsorted(bounds, np.array(walked.time_ns), side="right") - 1
         node = np.array(walked.node)
         inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
@@ -167,7 +170,7 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """Return float64[nodes]: median number of events per step over the steps `begin` to `end - 1`."""
+        """Return float64[nodes]: median number of events per step, from `begin` to `end - 1` (None: to the last)."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]

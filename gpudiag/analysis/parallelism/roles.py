@@ -42,7 +42,7 @@ def described_role(description: str) -> GroupRole | None:
 def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
     """Return the role of a group without a description, from its number of calls by operation; it may be `unknown`.
 
-    Operations of fewer roles are tested first.
+    Operations that fewer roles use are tested first.
     """
     if operations.get("all_to_all"):
         return "expert"

@@ -36,7 +36,7 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
 
 
 class NamedPass(msgspec.Struct, frozen=True):
-    """A pass that the trace names: a range on the training thread, in ns on the common clock."""
+    """A pass that the trace names: a host range, in ns on the common clock."""
 
     direction: Pass
     stage: int

@@ -22,7 +22,7 @@ from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWAR
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the reason.
+#: If all stages of a data rank deviate alike by at most this many standard errors, the microbatches are the reason.
 _BY_CHANCE = 4.0
 
 
@@ -165,7 +165,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
 
 
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:
-    """Return the correlation of forward and backward durations over all microbatches, averaged over stages.
+    """Return the correlation, over microbatches, of forward and backward durations (each the mean over stages).
 
     Return None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
     """

@@ -1,4 +1,7 @@
-"""Make the findings about pipelines: slow workers, uneven stages, uneven sequences, and the bubble."""
+"""Make the findings about pipelines: slow workers, uneven stages, uneven sequences, and the bubble.
+
+A worker is a stage of one data rank.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Derive the dependencies between the operations of a step.
 
-A worker computes in the recorded order. A receive must end before the computation of its microbatch starts, and a send
-starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last
-member has started. Communication, updates and garbage collection also follow the last computation on their worker that
-had ended when they started, because the host starts operations in program order. The graph depends only on the order of
-recorded times, so that it is the same for all steps and data-parallel ranks.
+A worker (a stage of one data rank) computes in the recorded order. A receive must end before the computation of its
+microbatch starts, and a send starts after its computation. Sender and receiver, like all members of a collective, begin
+to transfer when the last member has started. Communication, updates and garbage collection also follow the last
+computation on their worker that had ended when they started, because the host starts operations in program order. The
+graph depends only on the order of recorded times, so that it is the same for all steps and data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class _RecordedOrder:
         return [rows[number] for number in np.argsort(start, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
-        """Let each row follow the last of a stream's operations that have ended before the row in nearly all samples.
+        """Let each row follow the last of a stream's operations that ended before it starts, in nearly all samples.
 
         `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency. A
         row that is itself in the stream follows only operations ahead of it.

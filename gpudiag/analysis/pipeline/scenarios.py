@@ -35,7 +35,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     factors: ComputeFactors
 
     def step_ms_without(self, factor: Times) -> Times:
-        """Return float64[steps]: the simulated step times, in ms, if durations are divided by one of `factors`."""
+        """Return float64[steps]: the simulated step times, in ms, if durations are divided by `factor`."""
         return simulate(self.graph, self.durations_ms / factor).step_ms
 
 
@@ -99,7 +99,7 @@ def _ratio(time_ms: float, other_ms: float) -> float:
 
 
 def bubble_of(job: SimulatedJob) -> ScheduleBubble | None:
-    """Return the idle time of a stage in the ideal step; None without a pipeline, or if computing takes no time."""
+    """Return the mean idle time of stages in the ideal step; None without a pipeline, or if computing takes no time."""
     grid = job.grid
     if grid.stages < 2 or not grid.microbatches:
         return None

@@ -27,7 +27,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: A remark names the points whose throughput has a 95 % interval with a half-width above this share.
+#: A remark names the points whose throughput has a 95 % interval with a half-width above this share of it.
 _UNSURE = 0.05
 
 
@@ -64,7 +64,7 @@ def conclude(
     ]
     falls, waterfall_remarks = _waterfalls(points, recorded, doubts)
     alone = _alone(points, doubts)
-    # Pairs are compared with their GPUs alone, so that a doubtful GPU alone makes the comparison useless.
+    # A pair is compared with each of its GPUs measured alone, so that a doubtful GPU makes the comparison useless.
     pairs = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
     times = durations(points, wanted)
     return Scaling(

@@ -177,7 +177,8 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
 
     Args:
         curve: points that differ only in the number of devices.
-        network: the network between identical machines. If it is None, more devices of one machine are assumed.
+        network: the network between identical machines. Without it, or without the gradients' size, more devices of one
+            machine are assumed.
         hidden_share: share of the largest point's communication that overlaps with compute, 0 to 1; None if unknown.
     """
     by_devices = {point.devices: (point, rate) for point in curve if (rate := rate_of(point)) is not None}

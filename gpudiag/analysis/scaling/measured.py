@@ -112,7 +112,7 @@ def _model_figures(run: RunRecord, volume: InferenceRecord | None) -> dict[str, 
 
 
 def _warmup(run: RunRecord) -> dict[str, Any]:
-    """Return the fields of `PointRecord` about warm-up: the maximum over ranks, or None if no rank recorded it."""
+    """Return the fields of `PointRecord` about warm-up: the worst values of ranks, or None if no rank recorded it."""
     warmups = [rank.warmup for rank in run.ranks if rank.warmup is not None]
     return {
         "warmup_steps": max((warmup.steps for warmup in warmups), default=None),
@@ -124,7 +124,7 @@ def _warmup(run: RunRecord) -> dict[str, Any]:
 def together(first: PointRecord, second: PointRecord) -> PointRecord:
     """Merge two measurements of one point: average the figures, weighted by numbers of starts, and keep every start.
 
-    A figure in `_MEANS` that one measurement lacks becomes None.
+    A figure in `_MEANS` that one measurement lacks becomes None. Steps and seconds are added.
     """
     starts = (*(first.starts or _single_start(first)), *(second.starts or _single_start(second)))
     rates = [

@@ -58,9 +58,9 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
         staged: whether gradients are communicated through host memory. If so, copies to and from host memory count as
-            transfer. Untraced waits also count as transfer if not `fed`, because the job then waits for the threads
-            that reduce gradients.
-        fed: whether the job loads batches. If not, untraced waits are not input and count as launch.
+            transfer. Untraced host time also counts as transfer if not `fed`, because the job then waits for the
+            threads that reduce gradients.
+        fed: whether the job loads batches. If not, untraced host time is not input and counts as launch.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:

@@ -35,7 +35,7 @@ from gpudiag.model.timeline import SAME_CLOCK_NS
 _WIDEST_LAG = 256
 #: Maximum number of collectives that vote on the offset, which limits the time for long captures.
 _VOTERS = 512
-#: Number of candidate offsets that are evaluated in full.
+#: Maximum number of candidate offsets, besides 0, that are evaluated in full.
 _MOST_CANDIDATES = 8
 
 
@@ -101,7 +101,8 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
     """Return the offsets of b's clock in ns with which many collectives end together, best candidates first.
 
-    The collectives in the middle of `a` vote, because those at the edges may have no partner. Votes within `tolerance`
+    The collectives in the middle of `a` vote, because those at the edges may have no partner. Each votes for its end's
+    distance to that of every collective of its signature at most `_WIDEST_LAG` places away. Votes within `tolerance`
     (ns) of each other are for one offset. If the clocks are comparable, 0 comes first, and the nearest offsets follow.
     """
     first = max(0, (len(a) - _VOTERS) // 2)
@@ -154,8 +155,8 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     """Pair the collectives that end together under this offset, within the tolerance (both in ns).
 
     The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
-    three quarters must fit, with a small spread. The fitting collectives must also be half of the shorter capture,
-    because an offset with hardly any overlap always fits.
+    three quarters must fit, with a small spread, and these must be half of the shorter capture, because an offset with
+    hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -299,7 +300,7 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     pair(rooted_a[cuts_a[0] - head : cuts_a[0]][::-1], rooted_b[cuts_b[0] - head : cuts_b[0]][::-1])
     tail = min(len(rooted_a) - cuts_a[-1], len(rooted_b) - cuts_b[-1])
     pair(rooted_a[cuts_a[-1] : cuts_a[-1] + tail], rooted_b[cuts_b[-1] : cuts_b[-1] + tail])
-    # Between two matches, all unmatched collectives are paired if their number and signatures agree.
+    # Between two matches, the others are paired if their number and signatures agree, and symmetric ones overlap.
     left_a, left_b = _without(len(a), fit.a), _without(len(b), fit.b)
     cuts_a, cuts_b = np.searchsorted(left_a, matched_a), np.searchsorted(left_b, matched_b)
     for i in np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0)):

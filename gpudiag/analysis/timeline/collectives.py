@@ -51,7 +51,7 @@ NO_MESSAGES = MatchedMessages()
 
 
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
+    """Communication of one track before matching: columns of equal length, sorted by start; ns, not aligned.
 
     `row` has the rows of the calls in their trace's events; `track_calls` explains the other fields. All tracks of one
     trace share a clock. All traces of one file, which has a trace for each device of a process, share a clock too.
@@ -206,7 +206,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         )
 
     for group, by_track in groups.items():
-        # The track with the most collectives has the longest capture, which contains the other captures.
+        # The track with the most collectives has the longest recording, which contains the others.
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         base = sequence(tracks[reference], by_track[reference])
         for track, indices in by_track.items():
@@ -357,7 +357,7 @@ def _instances(
             start[slots, column] = tracks[track].start[indices] + offsets[track]
             end[slots, column] = tracks[track].end[indices] + offsets[track]
         present = start != _FAR_PAST
-        alone = group[1] == (tracks[reference].rank,)  # a group of one rank does not wait
+        alone = group[1] == (tracks[reference].rank,)  # a group of one rank is complete, and does not wait
         joined = (present.sum(axis=1) > 1) | alone
         ranks = np.array([tracks[i].rank for i in order])
         last_of_all = start.argmax(axis=1)

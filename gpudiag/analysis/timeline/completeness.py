@@ -183,9 +183,9 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: number of calls whose name led to recorded device work at least once. Calls at the capture's edges are
-            left out, because their work may lie outside of the capture. Without recorded kernels, all launches and
-            copies count.
+        launches: number of calls whose name led to recorded device work at least once. Calls at the recording's edges
+            are left out, because their work may lie outside of it. Without recorded kernels, all launches and copies
+            count.
         lost: number of launches without a device op.
         missing: whether the process launched work, or states that it uses a device, although no kernel was recorded.
         unread: names of accelerators whose activity no reader supports, if no other device computed.

@@ -2,10 +2,10 @@
 
 Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
 step. A collective ends at the same time on all ranks, so that the collectives of two ranks of one run match. Measured
-on 18 sound recordings: all collectives during both captures match, except for up to 3 % at the edges. The total time of
-three or four steps differs between ranks by up to 0.1 step times on GPUs (one rank in garbage collection), and by 0.7
-step times on two busy CPUs. If two runs or two models are mixed, no collectives match. Recordings of two runs may also
-follow each other:
+on 18 sound recordings: all collectives during both captures (recorded spans) match, except for up to 3 % at the
+edges. The total time of three or four steps differs between ranks by up to 0.1 step times on GPUs (one rank in garbage
+collection), and by 0.7 step times on two busy CPUs. If two runs or two models are mixed, no collectives match.
+Recordings of two runs may also follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤

@@ -1,7 +1,7 @@
 """Match sends with receives, and find the clock offset of ranks that share no collectives.
 
 Messages from one rank to another arrive in the order of sending: the k-th send belongs to the k-th receive, up to a
-constant shift if the captures begin at different times. No receive ends before its send begins:
+constant shift if the recordings begin at different times. No receive ends before its send begins:
 
     sender      ── send ──┤
     receiver  ├──── recv ─────┤        begin of the send <= end of the receive, on one clock
@@ -70,7 +70,7 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 
 
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
-    """Return the number of messages by which the sender's capture begins earlier; 0 if no shift fits.
+    """Return the number of messages by which the sender's recording begins earlier; 0 if no shift fits.
 
     With the right shift, nearly no receive (ends `ended`) ends before its send begins (`begun`). Of such shifts, the
     shift with the shortest median time from send to receive is returned. Shifts that pair less than half of the shorter

@@ -1,6 +1,6 @@
 """Infer the process group and the peer of host-side communication whose events do not state them.
 
-gloo's events have no arguments. Three facts replace such arguments:
+gloo's events have no arguments. Three facts replace them:
 
 * Each process group of gloo has threads of its own, so that all collectives of one thread belong to one group.
 * The members of a group leave a collective together, and other ranks do not. Median distance in ms from the ends on one

@@ -1,6 +1,6 @@
 """Reduce the events of one trace to what the timeline needs, without knowledge of other traces.
 
-In large jobs the events are packed. Of the timeline's modules, only this one unpacks the events of all ranks.
+In large jobs the events are packed. Of the timeline's modules, only this one always unpacks those of all ranks.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _AttributedTrack = tuple[DeviceTrack, TrackAttribution]
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
-#: Maximum number of ranks, which limits the length of the page.
+#: Maximum number of device tracks, which limits the length of the page.
 _MOST_RANKS = 16
-#: Number of steps to show in addition to the typical step, from the shortest to the longest.
+#: Maximum number of steps to show in addition to the typical step, from the shortest to the longest.
 _MOST_OTHERS = 4
 #: A step is typical if its length is within this share of the median.
 _TYPICAL = 0.02
@@ -43,7 +43,7 @@ class _NameTable:
     """Numbered names, and the source lines of each process.
 
     Attributes:
-        known: number of each name.
+        known: name → its number.
         lines: spans of source lines, by index of the trace.
     """
 

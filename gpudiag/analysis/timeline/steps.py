@@ -91,7 +91,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
     thread = int(threads[np.argmax(counts)])
     on_thread = events.thread[marks.row] == thread
     rows, number = marks.row[on_thread], marks.number[on_thread]
-    # If numbers repeat (a reused mark, two loops in one capture), the steps are numbered anew.
+    # If numbers repeat (a reused mark, two loops in one recording), the steps are numbered anew.
     ordered = bool((number != NO_NUMBER).all()) and bool((np.diff(number) > 0).all())
     return HostSteps(
         start=events.start_ns[rows],
@@ -187,7 +187,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     """Return the windows of one device.
 
     The window of a step lasts from its first device op to the first device op of the next step. The first and the last
-    step are omitted: the first contains work launched before the capture, and the last has no end. For example:
+    step are omitted: the first contains work launched before the recording, and the last has no end. For example:
 
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
@@ -212,7 +212,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 
 
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
-    """Return the windows of two steps of a capture with two or three steps; None if only one step has known bounds.
+    """Return the windows of two steps of a recording with two or three steps; None if only one step has known bounds.
 
     Of three steps, the middle step is used, together with the last step if the device still works after the last mark's
     end, else with the first step. An edge step must have about as many ops as its neighbour.
@@ -253,7 +253,7 @@ def _idle_before(ops: DeviceOps, begin: int) -> bool:
 
 
 def host_windows(steps: HostSteps) -> Windows:
-    """Return the windows of a CPU device track: the training thread's steps without the first and the last."""
+    """Return the windows of a CPU device track: the training thread's steps, without those that `_tile` omits."""
     return _tile(steps.start, steps.number, steps.end)
 
 
@@ -280,8 +280,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on each rank. If a track has no window, or no window of a common step, all
-    windows stay unchanged.
+    Recordings of different ranks start and end at different times. If a track has no window, or no window of a common
+    step, all windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows
