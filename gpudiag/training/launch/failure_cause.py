@@ -13,7 +13,8 @@ from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Phase
 
-#: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
+#: torchrun's summary of failed workers, which `starter.py` also prints: "rank : 1 (local_rank: 1)", then
+#: "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
 #: Number of bytes that are read at the end of torchrun's log, which contains the summary.

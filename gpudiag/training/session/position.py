@@ -64,7 +64,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position of a process that gpudiag did not start.
 
-    A process without a process group trains independently: its world size is 1, and its rank is its launcher's number.
+    A process without a process group trains independently: its world size is 1, and its launcher sets its rank (or 0).
     """
     position = current_position()
     if _process_group() is not None:
