@@ -99,7 +99,7 @@ class Framework(ABC):
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add variables that the framework's processes need. The directory `private` is removed after the launch."""
+        """Add the variables of the framework to `values`. The directory `private` is removed after the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the arguments of the Python interpreter of each training process."""

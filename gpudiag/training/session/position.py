@@ -41,7 +41,7 @@ class ClusterPosition:
 
 
 def current_position() -> ClusterPosition:
-    """Return the position in the default process group, or without a group from torchrun's environment variables.
+    """Return the position in the default process group, or else from torchrun's environment variables.
 
     If both are missing, the job has one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
     GROUP_WORLD_SIZE (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
