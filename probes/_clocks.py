@@ -84,7 +84,7 @@ def warm_up(
     while (elapsed := time.perf_counter() - began) < _LONGEST_S:
         for gpu, (source, target) in zip(gpus, buffers, strict=True):
             gpu.use()
-            for _ in range(max(1, 4096 * MIB // size)):  # 4 GiB in all, some milliseconds
+            for _ in range(max(1, 4096 * MIB // size)):  # 4 GiB per GPU, some milliseconds
                 call("cuMemcpyAsync", target, source, size, gpu.stream)
         now = [sensors.clocks_mhz(gpu) for gpu in gpus]
         for gpu in gpus:

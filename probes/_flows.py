@@ -2,9 +2,9 @@
 
 A flow is a series of copies in one direction. A gate (a kernel that waits for the host) holds each flow's stream while
 its copies are queued, so that launch time is not measured. Then the gate opens, and events record the copies' times. A
-single flow has an event before and after all copies; the rate is all bytes / the time between the events. Several flows
-have an event after each copy, and bytes count only while all flows run. The first run verifies the data: the target is
-overwritten before the run, and compared in full after it.
+single flow has an event before and after all copies; the rate is all bytes divided by the time between the events.
+Several flows have an event after each copy, and bytes count only while all flows run. The first run verifies the data:
+the target is overwritten before the run, and compared in full after it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """Run copies that block the host, in one thread per flow. Return times as `run_on_gpu`, but by the host's clock."""
+    """Run copies that block the host, in one thread per flow. Return `run_on_gpu`'s times by the host's clock."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []

@@ -1,9 +1,9 @@
 """Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
 The method is that of nccl-tests: one process, fp32 sums out of place, up to 20 all-reduces launched in sequence,
-after a warm-up. The result is the host's time until all GPUs have finished / the number of all-reduces. Up to 1 MiB a
-launch takes longer than an all-reduce. Therefore these sizes are also measured with all launches queued behind a gate
-(strategy `<name>-queued`). Each size is verified. To measure without peer access, start this program with
+after a warm-up. The result is the host's time until all GPUs have finished, divided by the number of all-reduces. Up
+to 1 MiB a launch takes longer than an all-reduce. Therefore these sizes are also measured with all launches queued
+behind a gate (strategy `<name>-queued`). Each size is verified. To measure without peer access, start this program with
 NCCL_P2P_DISABLE=1. The program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 

@@ -201,7 +201,7 @@ class HostBench:
         latency: list[dict[str, Any]] = []
         todo = list(paths(self.sides, quick=self.quick))
         count = len(todo) + len(self.sides)
-        # Each path takes about seven runs: the repeats, a trial, and a verification.
+        # Each path takes about seven runs: the repeats, a trial, and a verification. One more share is for the rest.
         target_s = max(0.002, min(0.015, seconds / (len(todo) + 1) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
         for done, (memory, name, label, group) in enumerate(todo):

@@ -145,7 +145,7 @@ class PeerBench:
         probe: records pairs without peer access.
         sides: the GPUs and their buffers.
         size: bytes of each buffer.
-        quick: measure only one direction, issued by the receiver, with few repeats.
+        quick: measure only one direction (direct copies: issued by the receiver), with few repeats.
     """
 
     def __init__(self, probe: Probe, sides: list[Side], size: int, *, quick: bool) -> None:

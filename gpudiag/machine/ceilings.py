@@ -105,7 +105,7 @@ def all_at_once(each: list[PathCeiling]) -> PathCeiling:
 
 
 def nvlink(a: Gpu, lanes: int) -> PathCeiling:
-    """Return the one-way ceiling of `lanes` NVLink lanes, by the lowest version or else lowest rate of active lanes."""
+    """Return the one-way ceiling of `lanes` NVLink lanes of `a`, by its active lanes' lowest version or else rate."""
     active = [lane for lane in a.nvlinks if lane.active]
     versions = {lane.version for lane in active if lane.version is not None}
     version = min(versions) if versions else None

@@ -87,7 +87,7 @@ def gather_links(session: NvmlSession, gpus: Sequence[Gpu], handles: Sequence[An
 
 
 def reaches_directly(link: Link) -> bool:
-    """Return whether one GPU of the pair may access the other's memory, over NVLink or PCIe."""
+    """Return whether one GPU of the pair may access the other's memory. If unknown, NVLink decides."""
     return link.peer_access if link.peer_access is not None else link.lanes > 0
 
 
@@ -96,7 +96,7 @@ def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[i
 
     In order, each GPU joins the first island in which it reaches every member directly. Islands reached over NVLink
     precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid cube mesh of
-    eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
+    eight GPUs the islands are the two quads. A GPU with unknown peer access and no NVLink is a separate island.
     """
     over_nvlink = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
     islands: list[list[int]] = []

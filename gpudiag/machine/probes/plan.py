@@ -103,7 +103,7 @@ def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
 
 
 def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
-    """Add all-reduces between processes, which need PyTorch. `gpus` and `cpus` are the numbers of usable devices."""
+    """Add all-reduces between processes, which need PyTorch. `gpus` and `cpus` count the usable ones."""
     if not installed("torch"):
         plan.skip("gloo all-reduce", "PyTorch is not installed (in a clone: pip install '.[torch]')")
     elif gpus > 1:

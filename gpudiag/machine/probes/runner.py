@@ -134,7 +134,7 @@ class RunningProbe:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the program and everything that it started, and wait until all have ended."""
+        """End the program and everything that it started, and wait for the program's end, for a few seconds at most."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)

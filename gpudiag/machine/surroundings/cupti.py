@@ -9,8 +9,8 @@ import msgspec
 
 from gpudiag.model.checkup.surroundings import CuptiSeen
 
-#: Program that the interpreter runs, without a framework. The program searches PyTorch's wheels (which preload NVIDIA's
-#: packages), conda, the loader's path and toolkits, in this order. A library that cannot be loaded is skipped.
+#: Program that the interpreter runs, without a framework. The program searches the packages of NVIDIA and PyTorch,
+#: conda, the loader's path and toolkits, in this order. A library that cannot be loaded is skipped.
 _PROGRAM = r"""
 import sys
 del sys.path[0]

@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """True if rank 0 surely runs on this node. With several nodes, only the backend `static` fixes its node."""
+        """True if rank 0 surely runs on this node. With several nodes, only rendezvous `static` fixes its node."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
@@ -99,7 +99,7 @@ class Framework(ABC):
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add variables that the framework's processes need. The directory `private` is removed after the launch."""
+        """Add the variables of the framework to `values`. The directory `private` is removed after the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the arguments of the Python interpreter of each training process."""

@@ -12,7 +12,7 @@ FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework that has this name in records; raise UsageError, with all names as hint, without one."""
+    """Return the framework of this name in records; raise UsageError, with all names as hint, if there is none."""
     if name not in FRAMEWORKS:
         raise UsageError(f"there is no framework '{name}'", there_are(name, FRAMEWORKS))
     return FRAMEWORKS[name]

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         time.sleep(_POLL_S)
     if signals:
         # `launch.guard` has sent SIGTERM to the training processes too, which save their measurements before they exit.
-        # If this process exited first, the guard would kill them.
+        # If only this process got SIGTERM, the guard would kill them when this process exits.
         _leave(processes)
         return 1
     if failed:

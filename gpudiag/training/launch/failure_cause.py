@@ -13,7 +13,8 @@ from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Phase
 
-#: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
+#: torchrun's summary of failed workers, which `starter.py` also prints: "rank : 1 (local_rank: 1)", then
+#: "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
 #: Number of bytes that are read at the end of torchrun's log, which contains the summary.
@@ -41,7 +42,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
-    """Return an error for the first rank that a signal ended; None without one, or if the rank reported a failure."""
+    """Return an error for the first rank that a signal ended; None if there is none, or if it reported a failure."""
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
     # After a process has failed, torchrun ends the other processes with SIGTERM, and lists these processes too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]

@@ -2,7 +2,8 @@
 
     python guard.py PRIVATE_DIRECTORY COMMAND...
 
-gpudiag starts this program, which starts torchrun. The program adopts every orphan of the run (PR_SET_CHILD_SUBREAPER).
+gpudiag starts this program, which starts torchrun or `starter.py`. The program adopts every orphan of the run
+(PR_SET_CHILD_SUBREAPER).
 So all processes of the run remain descendants of the program, although torchrun starts each worker in its own session.
 The program cleans up when the command has ended, when a signal asks the program to stop, or when gpudiag has died
 (PR_SET_PDEATHSIG). The program exits with the command's exit code.

@@ -32,7 +32,7 @@ _GUARD = Path(__file__).with_name("guard.py")
 
 #: Longest wait for messages in seconds. After each wait the launcher checks whether the guard has ended.
 _RECEIVE_S = 0.05
-#: Seconds in which torchrun may end a run after one of its processes has failed; torchrun's default is 30 s.
+#: Seconds in which torchrun or `starter.py` may end a run after a process has failed; torchrun would take up to 30 s.
 _AFTER_FAILURE_S = 10.0
 #: Seconds in which the guard may end all processes.
 _STOP_S = 10.0
@@ -171,7 +171,7 @@ def _stop(guard: subprocess.Popen[bytes]) -> None:
 
 
 def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None) -> RunRecord:
-    """Return the record that rank 0 wrote, with the ranks' current records and the outcome of the launch."""
+    """Return rank 0's record, or else one of the plan, with the ranks' current records and the launch's outcome."""
     default = RunRecord(
         created=created,
         command=plan.job.command,

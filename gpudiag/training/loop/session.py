@@ -45,7 +45,7 @@ class Session:
     a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
     open the block with the same arguments. All processes enter each phase at the same step. They agree on this step
     through the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full
-    traces `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir`
+    traces in `traces/`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir`
     reports where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
 
     Args:
@@ -65,7 +65,7 @@ class Session:
             TensorFlow one or several logical devices that this process drives; by default the devices of the model's
             strategy.
         framework: `pytorch` or `tensorflow`; by default the framework that the program has imported, or PyTorch if it
-            has imported both.
+            has imported both or neither.
         timeout_s: maximum seconds that a rank waits for another rank to reach the same step.
 
     Raises:

@@ -101,7 +101,7 @@ def _finish() -> None:
 
 def _started_s() -> float:
     """Return the time at which this process started, in seconds of `time.time`."""
-    # After the name in parentheses, field 19 is the start in clock ticks since boot (proc(5)).
+    # After the name in parentheses, item 19 (from 0) is the start in clock ticks since boot (proc(5)).
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s

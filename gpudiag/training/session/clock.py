@@ -1,6 +1,6 @@
 """Measure step times including device work, and the host's activity in the same steps.
 
-Each step lasts from its start to the start of the next step. The training thread records three times per step: before
+Each step lasts from its start to the start of the next step. The training thread takes 3 timestamps per step: before
 the fetch of the batch, after the fetch, and when the step's work is queued. A GPU records an event on its own clock at
 each step's end. Before and after a series of steps, the host records an anchor event on the idle device and waits for
 it. With the two anchors, all other events are converted to the host's clock, so the host need not wait within a step.
@@ -323,9 +323,9 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters.
+        """Return the increases of the counters, scaled to a step of `step_ms`; None if no counters were read.
 
-        If the kernel reuses the id of a thread that has ended, an increase can be negative. It then counts as 0.
+        If the kernel reuses the id of a thread that has ended, an increase can be negative. A negative sum counts as 0.
         """
         if not self._cpu_ns or self._wall_ns <= 0:
             return None

@@ -50,7 +50,7 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return {function: value of a call's entry} for PyTorch's functions of `WORK` and the ends of ranges `input`."""
+    """Return {function: value of a call's entry} for PyTorch's functions of `WORK` and both ends of ranges `input`."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -99,7 +99,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the events to disable, as (code, line), so that the remaining events keep the bound on the overhead.
+    """Return the events to disable, as (code, line), so that the other events are within the bound on the overhead.
 
     Events with the least time per event are disabled first. Events of functions in `loop` are disabled last. Line 0
     stands for the calls and returns of a function: disabling line 0 disables all lines of the function. The calls and
@@ -208,7 +208,7 @@ class MonitoredEvents:
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering or (not self._exceeded and len(entries) <= self._few):
             return
-        self._api.set_events(self._tool, self._api.events.PY_UNWIND)  # calls of new functions are reported no longer
+        self._api.set_events(self._tool, self._api.events.PY_UNWIND)  # no longer report calls of new functions
         disabled = events_to_disable(entries, set(self._loop.values()))
         self._few = 0 if disabled else len(entries)
         self._disabled |= {(id(code), line) for code, line in disabled}
@@ -361,7 +361,7 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        """Record or count a call. Return the tracer of its lines for a user's function, None for other functions."""
+        """Record or count a call. Return the tracer of its lines for a recorded user's function, else None."""
         code = frame.f_code
         if id(code) in self._foreign:  # checked first, because most calls are of such functions
             self._calls += 1

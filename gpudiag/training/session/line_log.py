@@ -31,7 +31,7 @@ Section = Literal["alone", "light", "full"]
 DISCOVERY_STEPS = 2
 #: Maximum number of events of the whole log.
 _MAX_EVENTS = 300_000
-#: Maximum length of a source line in the file, in characters.
+#: Maximum length of a source line in the log file, in characters.
 _MAX_TEXT = 200
 #: A file counts as changed if it was modified more than this number of seconds after the program began. The clocks of
 #: file systems and hosts differ by less.
@@ -272,7 +272,7 @@ def _texts(
     """Return the texts of recorded lines and of the lines next to them, and the reasons why files have no text.
 
     The texts are keyed by file and line number, the reasons by file. If a file was changed after the program had begun,
-    its text is omitted, because the program runs the old lines.
+    and lacks a recorded function, its text is omitted, because the program runs the old lines.
     """
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)

@@ -122,7 +122,7 @@ class Phases:
             self._ran += 1
 
     def _run_phases(self) -> Iterator[None]:
-        """Run all phases in order, and yield before each step. End early if another rank's loop has ended."""
+        """Run all phases in order, and yield before each step. End early if another rank's loop ends in the warm-up."""
         decision = yield from self._warm_up()
         if decision.ended:
             self.problem = "another rank's loop ended while this one was still warming up"

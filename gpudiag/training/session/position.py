@@ -41,7 +41,7 @@ class ClusterPosition:
 
 
 def current_position() -> ClusterPosition:
-    """Return the position in the default process group, or without a group from torchrun's environment variables.
+    """Return the position in the default process group, or else from torchrun's environment variables.
 
     If both are missing, the job has one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
     GROUP_WORLD_SIZE (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
@@ -64,7 +64,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position of a process that gpudiag did not start.
 
-    A process without a process group trains independently: its world size is 1, and its rank is its launcher's number.
+    A process without a process group trains independently: its world size is 1, and its launcher sets its rank (or 0).
     """
     position = current_position()
     if _process_group() is not None:

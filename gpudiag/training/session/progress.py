@@ -33,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: number of completed steps of the phase.
         of: number of all steps of the phase; None if unknown.
-        error, hint, exit_code: see `gpudiag.errors`; set only in phase `failed`.
+        error, hint, exit_code: see `gpudiag.errors`; used only in phase `failed`.
         note: a warning for the user about a run that continues; None without a warning.
         fetching_ms: mean time to fetch recent batches, in ms; None if unknown.
     """

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Prefix of every range's name in a PyTorch trace.
+#: Prefix of every range's name in a trace.
 PREFIX = "gpudiag."
 
 #: Names of the ranges that a session opens itself.

@@ -136,7 +136,7 @@ def write_run(run_dir: Path, record: RunRecord) -> None:
 
 
 def final_run(run_dir: Path, default: RunRecord, **changes: Any) -> RunRecord:
-    """Return the run's record that rank 0 wrote (without it, `default`), with the fields in `changes` replaced."""
+    """Return the run's record that rank 0 wrote (else `default`), with the fields in `changes` replaced."""
     run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or default
     return msgspec.structs.replace(run, **changes)
 

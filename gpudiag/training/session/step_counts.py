@@ -196,7 +196,7 @@ def first_block(step_ms: float, target: TimingTarget) -> int:
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
     """Return the number of additional unprofiled steps, at least 2.
 
-    Return 0 if the target is met, less time is left than for 2 steps, or the slowest rank has only one step.
+    Return 0 if the target is met, the time left is too short for 2 steps, or the slowest rank has only one step.
 
     Args:
         ranks: the step times of each rank in ms.

@@ -32,7 +32,8 @@ def predict(
     curves: dict[str, Curve] | None = None,
     cannot: dict[str, str] | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predict the cost of each candidate, and sort by exposed time. Candidates that cannot run here are last.
+    """Predict the cost of each candidate, and sort by exposed time, which compute does not hide. Candidates that cannot
+    run here are last.
 
     Args:
         facts: measured properties of the machine.

@@ -69,7 +69,7 @@ class NvmlSession:
         unavailable: reason why NVML is unavailable; None if it is open.
 
     Attributes:
-        last_code: return code of the last query if it failed; None if it succeeded.
+        last_code: return code of the last query if it failed with a code; else None.
     """
 
     def __init__(self, module: Any, unavailable: str | None = None) -> None:

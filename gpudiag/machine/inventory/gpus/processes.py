@@ -53,7 +53,7 @@ def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[s
     """
     memory: dict[int, int | None] = {}
     for position, functions in enumerate(_LISTS):
-        # A reason is needed only for compute contexts; graphics and MPS contexts are optional.
+        # If a list fails, only that of compute contexts needs a reason; the others are optional.
         list_reasons = reasons if position == 0 else {}
         for entry in session.ask(list_reasons, "processes", functions, handle) or ():
             known = memory.get(entry.pid)  # a process may be in several lists

@@ -52,7 +52,7 @@ def hypervisor_hint(root: Path) -> str | None:
     """Return the hypervisor that the guest can see; None without any sign of a hypervisor.
 
     The firmware of EC2's bare-metal instances has Amazon's name too. Therefore names count only together with the CPU's
-    hypervisor bit. On processors without such a bit (Arm), only the firmware's names are used.
+    hypervisor bit. On processors without such a bit (Arm), names suffice.
     """
     kind = read_text(root / "sys/hypervisor/type")
     # 16 KiB contain the flags of the first CPU.

@@ -75,7 +75,7 @@ def watch_workers(lines_dir: str = "") -> None:
 
 
 class WorkerTimes:
-    """Return the times of this process's workers since the call of `begin`."""
+    """Times of this process's workers since the call of `begin`."""
 
     def __init__(self) -> None:
         self._before: list[int] = []

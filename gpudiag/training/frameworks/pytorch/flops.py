@@ -106,7 +106,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._forward: Counter[str] = Counter()
         #: FLOPs within backward passes with gradients disabled, by number of the pass and precision.
         self._backward: dict[int, Counter[str]] = {}
-        #: FLOPs within backward passes with gradients enabled, by (number of the pass, within a custom function).
+        #: FLOPs within backward passes with gradients enabled, by (pass, whether in a custom function) and precision.
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()  # names of operators that may multiply matrices, but have no formula
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
@@ -141,7 +141,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
-        """Return the FLOPs by precision to which those of an operator that runs now are added."""
+        """Return the counter (FLOPs by precision) for an operator that runs now."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
         if task < 0:  # no backward pass runs in this thread
             return self._forward

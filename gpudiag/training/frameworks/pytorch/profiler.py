@@ -157,7 +157,7 @@ def _annotations_only() -> Any:
             super().prepare_trace()
             recorder: Any = self.profiler
 
-            def start() -> None:  # as the replaced method, but for one scope
+            def start() -> None:  # like the replaced method, but for one scope
                 recorder.entered = True
                 began()
                 try:

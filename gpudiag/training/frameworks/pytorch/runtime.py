@@ -172,7 +172,7 @@ class PyTorchRuntime:
         return tuple(training_device(device) for device in wanted)
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Return the position from the default process group, or without one from torchrun's environment."""
+        """Return the position from the default process group, or else from torchrun's environment."""
         return replace(current_position(), devices=max(1, len(devices)))  # before the first step `devices` is empty
 
     def on_gpu(self, device: Any) -> bool:

@@ -101,7 +101,7 @@ def cluster_store(position: ClusterPosition, session: int) -> Any:
         return DirectoryStore(Path(directory) / str(session))
     store = CoordinationStore(session)
     try:
-        store.check(["ready"])
+        store.check(["ready"])  # any key shows whether there is a service
     except Exception as error:
         raise RuntimeError(
             f"a job of {position.world_size} processes needs MultiWorkerMirroredStrategy before gpudiag.profile"

@@ -173,7 +173,7 @@ class TensorflowRuntime:
         return SynchronizedClock(partial(synchronize, devices)) if self.on_gpu(devices[0]) else host_clock()
 
     def store(self, position: ClusterPosition) -> Any:
-        """Return the launcher's directory, else TensorFlow's coordination service."""
+        """Return the next session's store, as `cluster_store` does."""
         return cluster_store(position, next(_sessions))
 
     def loader_watch(self, lines_dir: str = "") -> None:

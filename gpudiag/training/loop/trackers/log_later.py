@@ -39,7 +39,7 @@ class LogLater:
             if name not in TRACKERS:
                 raise UsageError(f"log_to knows no '{name}'", there_are(name, TRACKERS))
         self._wandb_run: Any = None
-        #: (client, or None for the default client; id) of MLflow's open run; None if there is no open run.
+        #: MLflow's open run: (client, id), where client None is the default client; None if there is no open run.
         self._mlflow_run: tuple[Any, str] | None = None
         self._run_dir = Path()
         self._process: subprocess.Popen[bytes] | None = None

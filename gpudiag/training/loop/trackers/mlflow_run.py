@@ -17,7 +17,7 @@ def log_to_mlflow(
     project: str | None = None,
     name: str | None = None,
 ) -> str:
-    """Log metrics, the table of findings and the HTML page. Return "MLflow run ID", or "new MLflow run ID".
+    """Log metrics, the table of findings and the HTML page. Return "MLflow run ID", or "new MLflow run ID" if created.
 
     Args:
         tracked: the content to log.

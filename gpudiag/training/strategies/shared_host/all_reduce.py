@@ -262,7 +262,10 @@ class SharedHostAllReduce:
 
 
 def _finish(reducer: Any, control: Control) -> None:
-    """Stop the threads, and let the streams continue with NaN: READY gets a value beyond all submitted chunks."""
+    """Stop the threads, and let the streams continue with NaN: READY passes all submitted chunks.
+
+    Counters wrap, so READY must be less than half of their range ahead (see `reached`).
+    """
     reducer.stop()
     control.set(at.STATE, at.FAILED)
     control.spoil_results()
