@@ -167,7 +167,7 @@ def _import_stages() -> None:
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Call `analyse` for each item in parallel processes, because each analysis takes a core for seconds.
+    """Call `analyse` for each item in up to 8 processes in parallel, because an analysis takes a core for seconds.
 
     Results are in the order of the items. A single item or core needs no other process.
     """

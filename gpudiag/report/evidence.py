@@ -56,7 +56,7 @@ def _without_zeros(key: str, value: Any) -> Any:
 
 
 def _is_zero(key: str, value: Any) -> bool:
-    """Return whether a figure is zero or a table is empty. Flags, unknown values and 0 % confirmed are never zero."""
+    """Return whether a figure is zero or a table is empty. Flags, unknown values and `_CONFIRMED` are never zero."""
     if isinstance(value, bool) or value is None or key == _CONFIRMED:
         return False
     if isinstance(value, int | float):

@@ -1,4 +1,7 @@
-"""Describe a run for the short report: location, shares beside the bars, other findings, and commands for more."""
+"""Describe a run for the short report: location, shares beside the bars, other findings, and commands for more.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 
