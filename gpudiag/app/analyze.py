@@ -107,7 +107,8 @@ def _analyse(
     # The events of a rank are usually prepared in the process that reads its trace. This is not possible if a
     # kernel-only trace and a full trace are joined after reading.
     views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
-    # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict.
+    # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict. `then`: the task to
+    # run for each trace in the process that reads it.
     read = partial(
         read_traces, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views
     )

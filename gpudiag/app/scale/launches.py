@@ -105,8 +105,8 @@ def started_again(
 ) -> list[Point]:
     """Return the points whose processes start once more: points with too few starts.
 
-    If there are none, return the points on one device that others are compared with (baselines), but whose step times
-    are too unstable for that.
+    If there are none, return the points on one device that others are compared with (baselines), but whose rates vary
+    too much or are implausible.
 
     Args:
         request: contains the number of starts.
