@@ -104,8 +104,8 @@ def _analyse(
     engine: DigestEngine | None = None,
 ) -> AnalysedTraces:
     """Analyse the traces. If the run has usable kernel-only traces, which have less overhead, analyse these instead."""
-    # The events of a rank are usually prepared in the process that reads its trace. This is not possible if a
-    # kernel-only trace and a full trace are joined after reading.
+    # The events of a rank are usually prepared in the process that reads its trace, but later if a kernel-only trace
+    # and a full trace are joined after reading.
     views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
     # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict. `then`: the task to
     # run for each trace in the process that reads it.

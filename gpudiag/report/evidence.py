@@ -38,7 +38,7 @@ _BY_RANK = "_by_rank"
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
     """Return each item in words, in order, without items that are zero. Nested tables are replaced by an ellipsis."""
-    few = list(evidence.items())[: 3 * MOST_ITEMS]  # a hostile file has more
+    few = list(evidence.items())[: 3 * MOST_ITEMS]  # a hostile file may have more
     items = [(key, _without_zeros(key, value)) for key, value in few]
     return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
