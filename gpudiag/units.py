@@ -31,7 +31,7 @@ def gb_per_s(size_bytes: float, duration_ns: float) -> float:
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """Return busbw / algbw of a collective over `ranks` ranks; None for an operation without such a factor.
+    """Return busbw / algbw of a collective over `ranks` ranks; None for an operation without a factor, or no ranks.
 
     The factor applies to the size as nccl-tests defines it. For all_gather and reduce_scatter, this size is that of the
     whole buffer, with the shares of all ranks.

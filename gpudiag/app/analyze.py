@@ -104,10 +104,11 @@ def _analyse(
     engine: DigestEngine | None = None,
 ) -> AnalysedTraces:
     """Analyse the traces. If the run has usable kernel-only traces, which have less overhead, analyse these instead."""
-    # The events of a rank are usually prepared in the process that reads its trace. This is not possible if a
-    # kernel-only trace and a full trace are joined after reading.
+    # The events of a rank are usually prepared in the process that reads its trace, but later if a kernel-only trace
+    # and a full trace are joined after reading.
     views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
-    # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict.
+    # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict. `then`: the task to
+    # run for each trace in the process that reads it.
     read = partial(
         read_traces, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views
     )
@@ -167,7 +168,7 @@ def _import_stages() -> None:
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Call `analyse` for each item in parallel processes, because each analysis takes a core for seconds.
+    """Call `analyse` for each item in up to 8 processes in parallel, because an analysis takes a core for seconds.
 
     Results are in the order of the items. A single item or core needs no other process.
     """

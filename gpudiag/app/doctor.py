@@ -60,7 +60,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = None) -> Checkup:
-    """Return all checks. This takes at most about 4 * `limit_s`. Obstacles and failed readings raise no exceptions.
+    """Return all checks, after at most about 4 * `limit_s`. Obstacles and failed readings raise no exceptions.
 
     Args:
         options: what to check.

@@ -22,8 +22,10 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 def explain(code: str, cause: str | None = None) -> Explanation:
     """Return the documentation of a finding or a warning; with `cause`, the advice for this cause only.
 
+    For a cause without an example, all advice is returned with a note.
+
     Raises:
-        UsageError: the code or the cause is unknown.
+        UsageError: the code is unknown, its page has no causes, or the cause is a documented cause misspelt.
         GpudiagError: the pages are not installed.
     """
     code = code.partition(":")[0]  # `cannot-tell:straggler` is a `cannot-tell`
@@ -38,7 +40,7 @@ def explain(code: str, cause: str | None = None) -> Explanation:
     chosen = tuple(entry for entry in explanation.advice if entry.cause == cause)
     if not chosen:
         known = causes(code)
-        # Pages list only examples of causes. So an unknown cause may be right, unless it is a known cause misspelt.
+        # Pages list only examples of causes. So an undocumented cause may be right, unless it is a misspelt one.
         if known and not get_close_matches(cause, known):
             note = f"No example has the cause '{cause}': this is the advice for the other causes."
             return msgspec.structs.replace(explanation, paragraphs=(*explanation.paragraphs, note))

@@ -99,7 +99,7 @@ def write_scaling(result: Scaling, directory: Path) -> None:
 
 
 def _scaling_page(result: Scaling, directory: Path) -> str:
-    """Return a page with the scaling, the machine, and the first recorded steps of a point that has a waterfall.
+    """Return a page with the scaling, the machine, and the steps of the first recorded point that has a waterfall.
 
     A waterfall is the breakdown of a point's lost efficiency.
     """

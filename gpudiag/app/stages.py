@@ -109,7 +109,7 @@ def analysis_of_traces(
     # Nothing can be diagnosed if a run only loads data, or if its devices cannot be read (as a warning then states).
     if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
-    if _input_only(run):
+    if _input_only(run):  # nothing runs on the device
         doubts = tuple(doubt for doubt in doubts if doubt.code != "missing-device-activity")
     findings = diagnosis.findings
     collectives = summarise_collectives(timeline)
@@ -181,7 +181,8 @@ def _parallelism(
 ) -> Parallelism | None:
     """Return the grid, communication and imbalance of a job; None if the job divides only its batches.
 
-    Bubble and imbalance are simulated, so they cover the ranks of `case`. `timeline` and `attribution` have all ranks.
+    Bubble and imbalance are simulated, so they cover the ranks of `case`. `timeline` and `attribution` have all ranks;
+    only the steps of `case` count, which has no outlier steps.
     """
     if not case.timeline.divides_work:
         return None

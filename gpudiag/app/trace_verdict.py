@@ -23,7 +23,7 @@ _PAUSE_S = 0.2
 
 
 def main() -> None:
-    """Read run directory, number of ranks, seconds to wait and start of the job from the command line."""
+    """Print the verdict. The command line has run directory, number of ranks, seconds to wait and start of the job."""
     run_dir, ranks, wait_s, started_s = sys.argv[1:]
     try:
         lines = verdict_lines(Path(run_dir), int(ranks), wait_s=float(wait_s), started_s=float(started_s))

@@ -70,7 +70,7 @@ def view(
 
 
 def _runs(path: Path) -> list[Path]:
-    """Return the runs of a directory, oldest first; for any other path, return the path itself."""
+    """Return the runs of a directory, by name; for any other path, return the path itself."""
     if path.is_dir() and not (path / RUN_FILE).is_file():
         runs = sorted(entry for entry in path.iterdir() if (entry / RUN_FILE).is_file())
         if runs:

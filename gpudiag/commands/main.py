@@ -82,7 +82,7 @@ def _open_null() -> TextIO:
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
-    """Remove `--debug` from the command line, but not from the user's own command after `--`."""
+    """Return the words without `--debug`, and whether it was there. The user's own command after `--` is unchanged."""
     end = words.index("--") if "--" in words else len(words)
     remaining = [word for word in words[:end] if word != DEBUG]
     return [*(remaining or ["--help"]), *words[end:]], len(remaining) < end

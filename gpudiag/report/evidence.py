@@ -38,7 +38,7 @@ _BY_RANK = "_by_rank"
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
     """Return each item in words, in order, without items that are zero. Nested tables are replaced by an ellipsis."""
-    few = list(evidence.items())[: 3 * MOST_ITEMS]  # a hostile file has more
+    few = list(evidence.items())[: 3 * MOST_ITEMS]  # a hostile file may have more
     items = [(key, _without_zeros(key, value)) for key, value in few]
     return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
@@ -56,7 +56,7 @@ def _without_zeros(key: str, value: Any) -> Any:
 
 
 def _is_zero(key: str, value: Any) -> bool:
-    """Return whether a figure is zero or a table is empty. Flags, unknown values and 0 % confirmed are never zero."""
+    """Return whether a figure is zero or a table is empty. Flags, unknown values and `_CONFIRMED` are never zero."""
     if isinstance(value, bool) or value is None or key == _CONFIRMED:
         return False
     if isinstance(value, int | float):

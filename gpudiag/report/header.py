@@ -199,7 +199,7 @@ def software_line(analysis: Analysis) -> str:
 
 
 def host_lines(analysis: Analysis) -> list[str]:
-    """Return data-loading time, launch time and queued work of the unprofiled steps in one line."""
+    """Return data-loading time, launch time (on CPUs: other time) and queued work of unprofiled steps in one line."""
     ranks = analysis.timed
     if not ranks:
         return []

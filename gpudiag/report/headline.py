@@ -1,4 +1,7 @@
-"""Select the finding that leads a report. Without such a finding, describe what is known and what to record next."""
+"""Select the finding that leads a report. Without such a finding, describe what is known and what to record next.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif nvlink is not None and reached is not None:  # NVLink is unused; evidence with only one of the rates is hostile
+    elif nvlink is not None and reached is not None:  # NVLink is unused; only a manipulated file lacks one rate
         words = "GPU peer access over NVLink is off"
     else:
         return None
@@ -139,7 +142,7 @@ def nothing_found(analysis: Analysis) -> str:
     """Return the title of a report without a headline.
 
     The title has the rate of a run that only loads data, the unreadable device, the largest unexplained bucket, or the
-    share of compute.
+    share of compute, if known.
     """
     if analysis.source.input_only:
         rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"

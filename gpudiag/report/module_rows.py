@@ -133,9 +133,10 @@ def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
 
 
 def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
-    """Group modules of one class at the same position. Return the outermost groups, which contain all other groups.
+    """Group modules of one class at the same position of a repeated block.
 
-    A module whose parents have no times is outermost. Labels name the root if there are several.
+    Return the outermost groups, which contain all other groups. A module whose parents have no times is outermost.
+    Labels name the root if there are several.
     """
     parents = {(module.root, path) for module in times for path in _parents(module.path)}
     repeated = _repeated(times, parents)
@@ -169,7 +170,8 @@ def _parents(path: str) -> list[str]:
 def _repeated(times: Sequence[ModuleTime], parents: Set[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return (root, path) of repeated modules.
 
-    A repeated module has a number as its name, has children, and takes about as long as its siblings of the same class.
+    A repeated module has a number as its name, has children, and takes at most `_OUTLIER` times as long as the median
+    of its siblings of the same class.
     """
     siblings: dict[tuple[str, str, str], list[ModuleTime]] = {}
     for module in times:

@@ -1,4 +1,7 @@
-"""Define labels and fills of the eight buckets, which can be distinguished with and without color."""
+"""Define labels and fills of the eight buckets, which can be distinguished with and without color.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

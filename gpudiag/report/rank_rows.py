@@ -1,4 +1,7 @@
-"""Select the rows of a table of ranks: all rows for a few ranks, or else the median and the outliers."""
+"""Select the rows of a table of ranks: all rows for a few ranks, or else the median and the outliers.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Describe the verdict and the findings for all kinds of reports: savings, location, advice and order of fixes."""
+"""Describe the verdict and the findings for all kinds of reports: savings, location, advice and order of fixes.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ def _reason(finding: Finding) -> str:
 
 
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return the step time in ms now and `saved` ms less after the fix, and the bucket that then limits the step.
+    """Return the step time in ms now, that after the fix (`saved` ms less), and the bucket that then limits the step.
 
     The step time after the fix is None if it is implausible. The bucket is "" if it is unknown, as it is for every fix
     but the first in `analysis.next`.

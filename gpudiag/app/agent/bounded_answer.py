@@ -21,8 +21,9 @@ _MOST_NOTES = 12
 def bounded_json(answer: dict[str, Any], most_characters: int) -> str:
     """Return an answer as JSON of at most `most_characters` characters.
 
-    If the answer or one of its texts is too long, lists, objects and texts are cut. Then the field `cut` lists each cut
-    value with its kept and its full length. If no cut suffices, only a note remains. NaN and infinity become null.
+    If the answer or one of its texts is too long, lists, objects and texts are cut. Then the field `cut` lists the
+    first `_MOST_NOTES` cut values, each with its kept and its full length. If no cut suffices, only a note remains. NaN
+    and infinity become null.
     """
     text = _encoded(answer)
     if len(text) <= most_characters and _longest_text(answer) <= _MOST_TEXT:

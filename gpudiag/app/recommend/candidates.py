@@ -12,7 +12,7 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Return each strategy, and a second candidate with gradients compressed to `compress` if this pays."""
+    """Return each strategy, and a second candidate with gradients in `compress` (unless None) if this pays."""
     by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 

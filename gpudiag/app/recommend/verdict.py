@@ -331,7 +331,7 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step time without communication, and what percentage this saves if both step times are steady."""
+    """Return the step time without communication, and if both step times are steady, what percentage it is shorter."""
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None
@@ -348,7 +348,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
-    """Return the predicted step time without communication, and what percentage this saves; None if unknown."""
+    """Return the predicted step time without communication, and what percentage it is shorter; None if unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

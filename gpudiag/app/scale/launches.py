@@ -105,7 +105,8 @@ def started_again(
 ) -> list[Point]:
     """Return the points whose processes start once more: points with too few starts.
 
-    If there are none, return the unreliable points with which others are compared (baselines).
+    If there are none, return the points on one device that others are compared with (baselines), but whose rates vary
+    too much or are implausible.
 
     Args:
         request: contains the number of starts.
@@ -127,7 +128,10 @@ def started_again(
 def with_start(
     point: Point, known: Mapping[str, PointRecord], record: PointRecord
 ) -> tuple[PointRecord, Remark | None]:
-    """Merge the record of another start into the known record. Return the result, and a remark if the start failed."""
+    """Merge the record of another start into the known record. Return the result, and a remark if the start failed.
+
+    The record of the first start is returned unchanged.
+    """
     before = known.get(point.record.id)
     if point.start == 1 or before is None:
         return record, None

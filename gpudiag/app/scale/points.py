@@ -250,6 +250,7 @@ def _point(
     # On one device there is no peer access to switch off, and strategies that need peers become `independent`.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
     bare = on_one_device(strategy, request.run.framework) if devices == 1 else strategy.removesuffix(NO_P2P)
+    # `devices=1` is the number of devices of each process.
     job = Job.chosen(
         variant, strategy=bare, device="cuda" if site.gpus else "cpu", devices=1, batch_size=batch, p2p=p2p
     )

@@ -40,7 +40,8 @@ _START_S = 12.0
 #: Shortest time in seconds that a launch gets for its points.
 _SHORTEST_S = 5.0
 
-#: Called with each message of a training process, and the launch of this process.
+#: Called with each message of a training process, and the launch of this process (without points for a point that is
+#: trained in its own processes).
 Observer = Callable[["Progress", "Launch"], None]
 
 
@@ -70,7 +71,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
         raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
     facts = request.output / FACTS_FILE
     modes = {record.mode for record in points.values()}
-    mode = request.mode if request.mode in modes else modes.pop()  # usually all points have one mode
+    mode = request.mode if request.mode in modes else modes.pop()  # weak or strong, usually the same for all points
     run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
     request = msgspec.structs.replace(request, mode=mode, run=run)
     return _conclude(request, points, load_facts(facts) if facts.is_file() else None, _unreadable_points(store))
@@ -326,7 +327,7 @@ class _ScalingBenchmark:
             self.timed.insert(0, smaller)
 
     def _note_start(self, point: Point, record: PointRecord) -> None:
-        """Save a point after another start, with a remark if the start failed."""
+        """Save a point after its first or another start; if another start failed, add a remark."""
         merged, remark = with_start(point, self.points, record)
         if remark is not None:
             self.remarks.append(remark)

@@ -122,7 +122,10 @@ class Store:
         return readable_json(self.directory(point_id, start=start) / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
     def command(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that measured the points: from the saved result, or else from the record of a point."""
+        """Return the command that measured the points: from the saved result, else from a point's record.
+
+        The result is `default` if neither has the command.
+        """
         result = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
         if result is not None:
             return result.command or default

@@ -17,7 +17,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         code: the code of the finding that should come first; None for a job without a fault.
         causes: causes that this finding may name; empty for any.
         cpu_causes: `causes` on CPU processes, whose training thread is host and device at once; None if the same.
-        gpu_amount, cpu_amount: size as a share of the clean step; None if the fault has no effect on that device.
+        gpu_amount, cpu_amount: size as a share of the clean step, unless a comment on the entry states another meaning;
+            None if the fault has no effect on that device.
         cpu_amount_in: size on CPUs by framework, for faults that have an effect in some frameworks only.
         one_rank: only one rank, not rank 0, has the fault.
         first_rank: only rank 0 has the fault.
@@ -66,7 +67,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         return not self.workloads or workload in self.workloads
 
     def amount(self, device: str, framework: str) -> float | None:
-        """Return the fault's size as a share of the clean step; None if it has no effect on this device."""
+        """Return the fault's size (see `gpu_amount`); None if it has no effect on this device."""
         return self.gpu_amount if device == "cuda" else self.cpu_amount_in.get(framework, self.cpu_amount)
 
     def expected(self, device: str, ranks: tuple[int, ...], world_size: int) -> ExpectedFinding:

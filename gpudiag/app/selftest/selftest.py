@@ -245,9 +245,9 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCos
 def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
     """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
-    If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
-    A graph launches all ops of a step at once. `faulty_ms` of the job `cuda-graph` is the step time as a graph, and
-    `faulty_ms` of the fault `none` is the step time of the clean job.
+    In steps whose ops are held back until all are launched, only a part of this overhead is visible, because a launch
+    queue has only a thousand places. A graph launches all ops of a step at once. `faulty_ms` of the job `cuda-graph` is
+    the step time as a graph, and `faulty_ms` of the fault `none` is the step time of the clean job.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -301,7 +301,8 @@ def _launch(
         least_steps=6 if request.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
-        # The clean job's own costs: communication if there are several ranks, launch overhead on GPUs.
+        # The clean job's own costs: communication if there are several ranks, launch overhead on GPUs. They are
+        # measured once per workload, in the launch with peer access.
         background=(FaultPlan(name=CLEAN_COMMUNICATION, kind="whole-exchange", job=True),)
         if p2p and (world_size > 1 or device == "cuda") and training.workload != PARALLEL_WORKLOAD
         else (),
@@ -313,7 +314,7 @@ def _launch(
 def _launch_divided(
     request: SelftestRequest, entries: tuple[CatalogueEntry, ...], observer: Observer, *, device: str, world_size: int
 ) -> None:
-    """Train divided jobs. On CPUs there may be more processes than cores."""
+    """Train divided jobs. On CPUs there may be more processes than cores, which only `parallel` permits."""
     processes = processes_of(entries[0], device=device, world_size=world_size)
     run = msgspec.structs.replace(request.run, devices=processes, parallel=ParallelLayout(dp=processes))
     training = Training(workload=PARALLEL_WORKLOAD, batch_size=SEQUENCES, precision="fp32")

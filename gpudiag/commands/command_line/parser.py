@@ -135,7 +135,7 @@ def dispatch(words: list[str]) -> int:
 def _usage_error(error: Any) -> UsageError:
     """Convert click's UsageError. For an unknown option, whose error has `possibilities`, suggest similar options."""
     context = error.ctx
-    # Without click's own suggestions, which `there_are` replaces.
+    # `message` lacks click's own suggestions, which `there_are` replaces.
     message = error.message if hasattr(error, "possibilities") else error.format_message()
     message = message[:1].lower() + message[1:].rstrip(".")
     if context is None:

@@ -22,7 +22,7 @@ class Parameter(Protocol):
 
 
 def with_separator(words: Sequence[str], parameters: Sequence[Parameter], workloads: Iterable[str]) -> list[str]:
-    """Insert `--` before the user's command, unless the words contain `--` or a workload.
+    """Insert `--` before the user's command, unless the words contain `--` or a workload (a name or `MODULE:FUNCTION`).
 
     Args:
         words: the words after `gpudiag profile`.

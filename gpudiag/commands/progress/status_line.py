@@ -59,7 +59,10 @@ class StrategyBenchmarkProgress(StatusLine):
         self._turns_began = 0.0
 
     def heard(self, message: Progress) -> None:
-        """Show the phase, and during turns the number of seconds that remain."""
+        """Show the phase, and during turns the number of seconds that remain.
+
+        During turns, a message has the number of completed rounds in the field `steps`.
+        """
         phase = self._PHASES.get(message.phase)
         if message.rank != 0 or phase is None:
             return
@@ -103,7 +106,10 @@ class PointProgress(StatusLine):
     """Progress of `gpudiag scale`: the point that is being measured."""
 
     def heard(self, message: Progress, launch: Launch) -> None:
-        """Show the point that the launch begins. Only messages that announce a point contain the number of points."""
+        """Show the point that the launch begins. Only messages that announce a point contain the number of points.
+
+        Such a message has the number of the point, from 0, in the field `steps`.
+        """
         if message.phase != "starting" or message.of is None or not 0 <= message.steps < len(launch.points):
             return
         record = launch.points[message.steps].record

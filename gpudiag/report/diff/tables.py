@@ -1,4 +1,7 @@
-"""Make tables of the difference between two runs: changes of buckets, and the parts of buckets that changed most."""
+"""Make tables of the difference between two runs: changes of buckets, and the parts of buckets that changed most.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

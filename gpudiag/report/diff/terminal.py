@@ -1,4 +1,7 @@
-"""Print the difference between two runs: verdict, runs, buckets, ranks, waits, findings, warnings."""
+"""Print the difference between two runs: verdict, runs, buckets, ranks, waits, findings, warnings.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Describe the difference between two runs in words: verdict, runs, step times."""
+"""Describe the difference between two runs in words: verdict, runs, step times.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ def signed_percent(value: float | None) -> str:
 def verdict(diff: Diff) -> list[Text]:
     """Return a line with the outcome, a warning if the runs do different work, and a line with the main cause.
 
-    The cause is known for profiled steps only. If these changed in the opposite direction, a line states this instead.
+    The outcome may be that of unprofiled steps, but the cause is known for profiled steps only. If profiled steps
+    changed in the opposite direction to the outcome, a line states this instead of the cause.
     """
     step = diff.step(diff.judged)
     word, style = _VERDICT[diff.outcome]

@@ -1,4 +1,7 @@
-"""Make the export model of a job: all events on the timeline's common clock, and gpudiag's tracks."""
+"""Make the export model of a job: all events on the timeline's common clock, and gpudiag's tracks.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Make step events with which xprof's overview shows gpudiag's results.
 
 xprof finds steps by following launches from step marks. In each step, xprof merges the events of all devices; at each
-moment only the event type of highest priority counts. For four ranks in one file this has three faults. xprof finds
-four times as many steps. Ops of one rank hide the waits of other ranks. Time without kernels becomes "all others",
-which xprof counts as input.
+moment only the event type of highest priority counts. With four ranks in one file, the overview has three faults. xprof
+finds four times as many steps. Ops of one rank hide the waits of other ranks. Time without kernels becomes
+"all others", which xprof counts as input.
 
 If an event states its step (`group_id`), xprof keeps it. Therefore the export chooses the rank for which the other
 ranks wait, and writes the step into each event of this rank. Two additional lines have the step windows and the time

@@ -61,7 +61,7 @@ def nvlink(gpu: Gpu) -> str:
 
 
 def switches(gpu: Gpu) -> str:
-    """Return ECC, MIG, persistence and compute mode, if they are on or have an unusual value."""
+    """Return ECC with its errors, MIG, persistence, compute mode and visibility, as far as they are on or unusual."""
     parts = {
         "ECC on": gpu.ecc,
         "ECC off": gpu.ecc is False,

@@ -1,4 +1,7 @@
-"""Make the run's section of the page from its analysis and one typical step."""
+"""Make the run's section of the page from its analysis and one typical step.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Describe a run for the short report: location, shares beside the bars, other findings, and commands for more."""
+"""Describe a run for the short report: location, shares beside the bars, other findings, and commands for more.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gpudiag.report.verdict import ReportVerdict, other_findings, saved_words, w
 
 #: Maximum numbers of further findings and of warnings in the short report.
 _FEW_FINDINGS, _FEW_WARNINGS = 4, 5
-#: A bucket is named beside a bar if it has at least this percentage of the step; maximum number of named buckets.
+#: The buckets named beside a bar: their smallest percentage of the step, and their maximum number.
 _NOTED_PERCENT, _NOTED_BUCKETS = 5, 2
 #: A rank waits mostly for one other rank if at least this share of its wait is for that rank. A collective is named if
 #: it takes at least this share of all transfer time.

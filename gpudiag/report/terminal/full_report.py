@@ -1,4 +1,7 @@
-"""Lay out the full report of a run: the verdict, step time by bucket, all findings with evidence, tables, warnings."""
+"""Lay out the full report of a run: the verdict, step time by bucket, all findings with evidence, tables, warnings.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Show the step time per rank as stacked bars, and as a table that fits the terminal's width."""
+"""Show the step time per rank as stacked bars, and as a table that fits the terminal's width.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

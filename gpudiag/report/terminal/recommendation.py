@@ -60,7 +60,7 @@ def _title(result: Recommendation) -> str:
 def _verdict(result: Recommendation) -> str:
     """Return the recommended strategy in a sentence, with the strategies that are tied with it.
 
-    If one of these is unranked or cannot run, it may be faster, so that the tie is not certain.
+    If one of these was not measured long enough or at all, it may be faster, so that the tie is not certain.
     """
     recommended = one_line(result.recommended)
     if result.verdict != "tie":
@@ -151,9 +151,10 @@ def _ms(value: float | None) -> str:
 
 
 def _slower(ranked: Ranked) -> str:
-    """Return how much slower a strategy is than the fastest: `3.2 ± 0.4 %`; "" if it was not compared.
+    """Return how much slower a strategy is than the fastest: `3.2 ± 0.4 %`; "" without comparison.
 
-    Only the fastest strategy, which is compared with itself, has an interval from 0 to 0.
+    An unranked strategy is `not known`. Only the fastest strategy, which is compared with itself, has an interval from
+    0 to 0.
     """
     if ranked.unranked is not None:
         return "not known"

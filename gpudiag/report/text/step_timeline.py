@@ -1,4 +1,7 @@
-"""Draw a step of all ranks as text: a row per rank, a character per interval."""
+"""Draw a step of all ranks as text: a row per rank, a character per interval.
+
+A bucket is a part of the step time, such as compute or copy.
+"""
 
 from __future__ import annotations
 

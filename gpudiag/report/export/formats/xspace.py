@@ -210,7 +210,8 @@ def _host_plane(
 ) -> None:
     """Add the plane with the threads of all processes, and the planes with gpudiag's tracks of hosts.
 
-    The threads' step marks are no roots if there is a pacing group, because its events state their steps.
+    If there is a pacing group, the threads' step marks are no roots (see `_Plane`), because the events of this group
+    state their steps.
     """
     threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), roots=pacing is None)
     ident = 0
