@@ -177,6 +177,7 @@ class FaultTrials(Generic[TrainerT]):
         """Time blocks with the fault: unchanged (on), and with each step launched before the device begins it (off).
 
         `blocks` are the blocks of the ablation, which show the step time. A usual block has `steps` steps.
+        Unchanged steps whose times are dropped precede the steps of an off block.
         """
         # `step_ms[0]` are the times of rank 0, so that all ranks hold their devices equally long.
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
