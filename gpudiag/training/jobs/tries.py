@@ -132,7 +132,7 @@ class _ChangeTrials:
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Time blocks of both jobs in turns. `step_ms` is the changed job's step time, which sets the steps of a block.
 
-        Progress is reported as pairs of blocks, from number `first_pair` on, of `pairs` for all changes.
+        Progress counts the pairs of blocks of all changed jobs: from number `first_pair` on, of `pairs`.
         Return two tuples (unchanged job, changed job) with the mean step time of each block on the slowest rank, in ms.
         """
         base: list[float] = []

@@ -104,6 +104,7 @@ class Predictor:
                 output = self._model(x)
             # Add 1 to skip "not written", and 0.5 because `to` truncates.
             levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
+            # Only the region that a block writes is fetched.
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)

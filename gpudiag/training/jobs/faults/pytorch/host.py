@@ -1,4 +1,4 @@
-"""Implement faults that occupy one rank's training thread: logging, saving, and garbage collection."""
+"""Implement faults that occupy the training thread: logging, saving, and garbage collection."""
 
 from __future__ import annotations
 
