@@ -177,7 +177,7 @@ class AttachedSession:
         self._marked.enter_context(marked_loaders(self._on_loader_end))
 
     def _end_step(self, phases: Phases, now_ns: int) -> None:
-        """Report the host times of the step that ended at `now_ns`. Exclude it if an epoch ended, unless many do."""
+        """Report the host times of the step that ended at `now_ns`. A step in which an epoch ended may be excluded."""
         fetching_ns = take_input_ns()
         clock = self._measurement.clock
         clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
