@@ -155,7 +155,7 @@ class AttachedSession:
         for window in self._windows:
             window.join()
             if measurement.phases is not None and window.failure:  # a discarded window has no failure
-                measurement.phases.saved.discard("full")  # only full traces are written in the background
+                measurement.phases.saved.discard("full")  # the only kind of trace that is written in the background
                 sentence = f"the trace could not be saved: {window.failure}"
                 measurement.error = measurement.error or sentence
                 measurement.progress.note(f"rank {self._position.rank}: {sentence}")
@@ -177,7 +177,7 @@ class AttachedSession:
         self._marked.enter_context(marked_loaders(self._on_loader_end))
 
     def _end_step(self, phases: Phases, now_ns: int) -> None:
-        """Report the host times of the step that ended at `now_ns`; exclude the step if an epoch ended in it."""
+        """Report the host times of the step that ended at `now_ns`. A step in which an epoch ended may be excluded."""
         fetching_ns = take_input_ns()
         clock = self._measurement.clock
         clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
@@ -285,8 +285,8 @@ def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, line
         run_in: number of steps between the warm-up and the unprofiled steps.
         lines: True if some steps time source lines.
 
-    Worked example. A command has 29 steps. Two recordings of 2 discarded and 6 recorded steps leave 13. Of these, 3
-    warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
+    Worked example. A command has 29 steps; `run_in` is 0. Two recordings of 2 discarded and 6 recorded steps leave 13.
+    Of these, 3 warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
     # `+ 1`: `fewest_steps` counts one unprofiled step, but the suggested `--steps` is at least `MIN_ADVISED_STEPS` (2).

@@ -119,7 +119,7 @@ class Attachment:
         except Exception as error:
             self._report_failure(error)
             self._detach()
-            raise  # `entered` catches it and ends the measurement; the training goes on
+            raise  # the caller (`entered` or `main_thread`) suppresses it; the training goes on
         finally:
             self._entered.ours.making = False
 
@@ -274,7 +274,7 @@ def claim(run_dir: Path, rank: int) -> bool:
 
 
 def _node_counter() -> Callable[[], int] | None:
-    """Return a function that returns how many autograd nodes its thread has created; None if PyTorch has no counter."""
+    """Return a counter of the autograd nodes that the calling thread has created; None if PyTorch has no counter."""
     from torch._C import _autograd
 
     count: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)

@@ -42,12 +42,13 @@ _MAX_CALLS = 40
 
 #: Minimum ratio of the training time to the time of the checks that follow the first `_FIRST_CHECKS` checks.
 _RATIO = 500
-#: Number of checks that are made at every step. If all ranks of a job train, they are present at the third check.
+#: Number of checks that are made at every step; later checks are further apart. If all ranks of a job train, they are
+#: present at the third check.
 _FIRST_CHECKS = 10
 #: Minimum number of steps between two later checks.
 _MIN_DISTANCE = 8
-#: Number of steps from the step by which every rank has checked again to the first measured step. A rank first posts
-#: the number of steps between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps from the latest of all ranks' next checks to the first measured step. At check number
+#: `_FIRST_CHECKS - _AHEAD` a rank posts the number of steps between its later checks for the first time.
 _AHEAD = 4
 
 

@@ -44,7 +44,7 @@ _AHEAD_S = 1.0
 
 
 def record_for_a_while(entered: EnteredProcess) -> None:
-    """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
+    """Record this process if it computes in a loop without optimizer steps. All ranks of a job record at the same time.
 
     The watch thread (`entered._watching`) calls this function repeatedly until the process is recorded or an optimizer
     steps. In this module, `entered` is the state of this process, which the hooks of `entered.py` share.
@@ -98,7 +98,7 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
         device=RUNTIME.label(device),
         device_name=RUNTIME.device_name(device),
         trace=trace if window.saved else None,
-        unmarked=window.unmarked,
+        unmarked=window.unmarked,  # why the trace has no marks of modules
         error=error,
         run_id=run_id,
     )
@@ -127,8 +127,8 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
     """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
 
-    If there are no other ranks, return this process's own id. Also return this id, without waiting any longer, if the
-    process's optimizer steps are being measured, or have been.
+    If there are no other ranks, return the settings' run id (random if empty). Also return this id, without waiting any
+    longer, if the process's optimizer steps are being measured, or have been.
     """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
@@ -210,6 +210,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
     A main thread that does not start the function in `wait_s` seconds waits for other processes, as a launcher does.
     After such a wait the process may exit. Therefore the function is not called after `wait_s`.
     """
+    # `lock` is acquired by the call, or else when `wait_s` is over.
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
 

@@ -2,8 +2,8 @@
 
 The settings are in one environment variable. The reports are files in a private directory of gpudiag. Reports explain
 why a command could not be measured, even if the run directory cannot be written. A process writes its report after
-importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S` seconds, and when it ends. This module
-imports no slow modules, because every process of the command loads it.
+importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S` seconds unless it is being measured, and
+when it ends. This module imports no slow modules, because every process that imports PyTorch loads it.
 """
 
 from __future__ import annotations

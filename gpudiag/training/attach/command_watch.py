@@ -175,7 +175,7 @@ class SignalForwarder:
 
     Such signals come from a scheduler (SIGUSR1 for a checkpoint, SIGTERM before the time limit), from `timeout`, or
     from a user's `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the whole process group, so the command receives them
-    itself. Therefore signals that the kernel sent for a terminal (see `si_code`) are not forwarded.
+    itself. Therefore signals that the kernel sent (`_SI_KERNEL`) are not forwarded, if `sigtimedwait` shows the sender.
 
     Attributes:
         forwarded: numbers of the forwarded signals.

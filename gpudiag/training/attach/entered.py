@@ -1,9 +1,9 @@
 """Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module, `command_process` and the standard library. The optimizer
-hook is never removed, because an optimizer may be iterating over its hooks at the moment of removal. After the
-measurement the hook does nothing, which takes 0.1 us per step. A failure in this module ends the measurement, but not
-the command.
+Modules that only a measurement needs are imported later, because many processes never train. The optimizer hook is
+never removed, because an optimizer may be iterating over its hooks at the moment of removal. After the measurement the
+hook only counts steps for the process's report, which takes 0.1 us per step. A failure in this module ends the
+measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EnteredProcess:
         last_step_s: time at which the watch thread last saw an optimizer step, in seconds of `time.monotonic`.
         calls: number of optimizer steps so far.
         report: this process's report.
-        ours: thread-local; its attribute `making` is set while a thread creates gpudiag's own profiler.
+        ours: thread-local; its attribute `making` is True while profilers that the thread creates are gpudiag's own.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -49,7 +49,7 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 
 
 def when_backward_ends(function: Callable[[], object]) -> None:
-    """Call `function` in the main thread after the current backward pass. Any thread of this pass may be the caller.
+    """Call `function` in the main thread after the current backward pass. Any thread of this pass may call this.
 
     At the end of the pass autograd calls `_ADD`, which adds a pending call. `_ADD` is a C function: a Python function
     would let the interpreter run pending calls before backward has returned.

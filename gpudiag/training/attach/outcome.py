@@ -92,7 +92,7 @@ class CommandOutcome:
 def failure_reason(outcome: CommandOutcome) -> str | None:
     """Return in one sentence why the command failed or was not measured, or which rank's record has an error.
 
-    None if the command succeeded and all ranks were measured without error.
+    None if the command succeeded, a rank was measured, and no record has an error.
     """
     culprit = _culprit(outcome) if outcome.code else None
     if culprit is not None:
@@ -241,7 +241,7 @@ def _culprit(outcome: CommandOutcome) -> str | None:
 
 
 def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
-    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process.
+    """Describe the end of a rank; None if the end is normal or unknown, or if gpudiag failed in the process.
 
     In a job of several ranks (`several`), an end may be a consequence of another rank's end.
     """

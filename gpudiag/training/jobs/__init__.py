@@ -1,1 +1,1 @@
-"""Define the programs that training processes run: workloads, user-defined functions, benchmarks and the selftest."""
+"""Run workloads, user-defined functions, benchmarks and the selftest in training processes."""

@@ -109,7 +109,7 @@ class _Sweep:
         """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
         The job's first process (`leads`) writes the outcome into the job's directory, before and after the training.
-        Raise WorkerFailedError if a process failed, and the processes cannot train another job.
+        Raise WorkerFailedError if a process did not answer, or failed and cannot train another job.
         """
         if not self._is_time(number, entry):
             return

@@ -132,7 +132,7 @@ class _ChangeTrials:
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Time blocks of both jobs in turns. `step_ms` is the changed job's step time, which sets the steps of a block.
 
-        Report progress from pair `first_pair` of all `pairs` of blocks on.
+        Progress counts the pairs of blocks of all changed jobs: from number `first_pair` on, of `pairs`.
         Return two tuples (unchanged job, changed job) with the mean step time of each block on the slowest rank, in ms.
         """
         base: list[float] = []

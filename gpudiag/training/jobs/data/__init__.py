@@ -1,1 +1,1 @@
-"""Make batches of the workloads. `batches` chooses the source. `batch_client` and `batch_server` use ZeroMQ."""
+"""Make batches of the workloads: in memory or with a DataLoader (`batches`), or in servers (`batch_client`)."""

@@ -96,7 +96,7 @@ class MicroBatches(Generic[T]):
 class DevicePrefetch:
     """Copy each batch to the GPU on a side stream during the previous step. On a CPU, pass batches through.
 
-    If the batches are in pinned memory, the copies overlap with the kernels of the current step.
+    If the batches are in pinned memory, the copies overlap with the previous step's kernels.
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:

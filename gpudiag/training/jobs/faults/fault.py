@@ -17,7 +17,7 @@ from gpudiag.training.jobs.faults.trainer import Trainer
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
 
-#: Program that keeps the core busy whose number is its argument.
+#: Program whose argument is the number of a core, which it keeps busy.
 _BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 

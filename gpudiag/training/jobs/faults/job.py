@@ -41,7 +41,7 @@ from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KI
 
 #: Number of untimed steps after switching a fault, in which the host runs ahead again, and stragglers take effect.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps in a block in which all work of a step is launched before the device begins. Such a block has
+#: Minimum number of steps in a block that launches all work of a step before the device begins. Such a block has
 #: a third of the usual number of steps, because the host waits for the end of each step.
 _LEAST_AHEAD = 4
 #: Time for which the device is blocked while the host launches the next step, as a multiple of the step time.
@@ -177,6 +177,7 @@ class FaultTrials(Generic[TrainerT]):
         """Time blocks with the fault: unchanged (on), and with each step launched before the device begins it (off).
 
         `blocks` are the blocks of the ablation, which show the step time. A usual block has `steps` steps.
+        Unchanged steps whose times are dropped precede the steps of an off block.
         """
         # `step_ms[0]` are the times of rank 0, so that all ranks hold their devices equally long.
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])

@@ -24,7 +24,7 @@ _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
     """Return the layout for a kind of divided job or fault and an even number of processes.
 
-    Kinds for which no other layout is returned have data-parallel replicas of the whole model.
+    Kinds that are not named below have data-parallel replicas of the whole model.
     """
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % (2 * _STAGES) else _STAGES

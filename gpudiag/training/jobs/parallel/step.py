@@ -1,4 +1,4 @@
-"""Train steps of a GPT whose layers, batches and sequences are divided over processes."""
+"""Run training steps of a GPT whose layers, batches and sequences are divided over processes."""
 
 from __future__ import annotations
 

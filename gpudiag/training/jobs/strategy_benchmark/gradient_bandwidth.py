@@ -115,7 +115,7 @@ def _measure(
         # An all-reduce takes as long as on its slowest rank.
         slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
-        factor = bus_factor("all_reduce", world.size) or 1.0  # known for each number of ranks
+        factor = bus_factor("all_reduce", world.size) or 1.0  # all-reduces have a factor
         collectives.append(
             Collective(
                 operation="all_reduce",

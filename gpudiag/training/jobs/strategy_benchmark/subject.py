@@ -122,7 +122,7 @@ class Subject:
         total_ms = forward_ms + backward_ms + update_ms
         # If the host cannot launch a whole step ahead, the phases include waits. Then scale them to the step time.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
-        # `ready` are shares of backward. A median over steps may be slightly outside.
+        # `ready` are shares of backward. A median over steps may be slightly outside 0 to 1.
         return Gradients(
             name=self.name,
             sizes=tuple(trained[number].numel() * trained[number].element_size() for number in order),

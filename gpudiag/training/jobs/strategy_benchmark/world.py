@@ -21,8 +21,8 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 class World:
     """This process, its device (`cuda` or `cpu`) and its process groups.
 
-    Strategies communicate over the program's only default process group. While a strategy runs, `acting` makes the
-    group of the strategy's backend the default group. The benchmark itself communicates over gloo.
+    Strategies communicate over the default process group. While a strategy runs, `acting` makes the group of the
+    strategy's backend the default group. The benchmark itself communicates over gloo.
     """
 
     def __init__(self, device: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: Name of the input volume in the run directory, which is removed at the end of the run.
+#: Name of the input volume, which is removed at the end of the run.
 VOLUME = "volume.zarr"
 #: Name of the prediction, which is removed at the end of the run unless the job keeps it.
 PREDICTION = "prediction.zarr"

@@ -1,7 +1,7 @@
 """Run the workload `unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
-Each process has a GPU and a share of the volume's blocks. Reading, predicting and writing overlap: the host fetches a
-block's result from the device only after it has launched the prediction of the next block.
+Each process has a device and a share of the volume's blocks. Reading, predicting and writing overlap: the host fetches
+a batch's results from the device only after it has launched the prediction of the next batch.
 
 First the whole volume is predicted without the profiler. The reported rate is the number of voxels divided by the time
 until the last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps.
@@ -104,6 +104,7 @@ class Predictor:
                 output = self._model(x)
             # Add 1 to skip "not written", and 0.5 because `to` truncates.
             levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
+            # Only the region that a block writes is fetched.
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)

@@ -225,7 +225,7 @@ def pooled(inputs: int, outputs: int) -> nn.Module:
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps (the paper's figure 5, with a 5x5 convolution), pooling to `pool` channels."""
+    """Build a block for 35x35 maps (the paper's figure 5, with a 5x5 convolution). Pooling has `pool` outputs."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
@@ -235,7 +235,7 @@ def block_35(inputs: int, pool: int) -> nn.Module:
 
 
 def block_17(width: int) -> nn.Module:
-    """Build a block for 17x17 maps of 768 channels (figure 6): 1x7 and 7x1 in place of 7x7, with `width` channels."""
+    """Build a block for 17x17 maps of 768 channels (figure 6): 1x7 and 7x1 in place of 7x7; `width` channels inside."""
     return Branches(
         convolution(768, 192, 1),
         nn.Sequential(convolution(768, width, 1), row(width, width, 7), column(width, 192, 7)),

@@ -1,9 +1,9 @@
 """Define networks of fully connected layers: `mlp`, and `trivial`, which can also replace another workload's model.
 
 - `mlp`, 8000-4000-2000-500-300-1: 41,157,101 parameters, 165 MB of gradients in fp32.
-- `trivial`: one weight per input value, so 150,529 parameters on 224x224 images. Training this model takes almost no
-  time, so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has
-  two more layers with 4.1 million parameters, whose input is a single number.
+- `trivial`: one weight per input value and a bias; 150,529 parameters on 224x224 images. Training it takes almost no
+  time, so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial`
+  has two more layers with 4.1 million parameters, whose input is a single number.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ DENSENET_STAGES = 3
 
 
 def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
-    """Apply two 3x3 convolutions with a shortcut. With `narrows`, halve height and width, and double the channels."""
+    """Apply two 3x3 convolutions to `width` channels with a shortcut. With `narrows`, halve height and width."""
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:
         x = layers.MaxPooling2D(1, strides=2)(x)  # every other pixel
-        zeros = layers.Rescaling(0.0)(x)  # as many channels as x
+        zeros = layers.Rescaling(0.0)(x)  # as many channels as x, because `width` is twice that number
         x = layers.Concatenate(axis=channel_axis())([x, zeros])
     return layers.ReLU()(layers.Add()([y, x]))
 

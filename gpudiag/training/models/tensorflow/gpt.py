@@ -1,7 +1,7 @@
 """Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, the embedding as output layer.
 
-The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to a multiple of 64,
-because matrix products with such sizes are faster.
+The model has 124,475,904 parameters like the PyTorch workload. The vocabulary of 50,257 tokens is rounded up to a
+multiple of 64, because matrix products with such sizes are faster.
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ def normalised_convolution(x: Any, width: int, side: int, *, stride: int = 1) ->
 
 
 def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
-    """Apply 1x1, 3x3 and 1x1 convolutions with a shortcut. If `projected`, the shortcut is a 1x1 convolution."""
+    """Apply 1x1, 3x3 and 1x1 convolutions with a shortcut. If `projected`, the shortcut is a 1x1 convolution.
+
+    The result has `width` * EXPANSION channels. The 3x3 convolution has the stride.
+    """
     y = layers.ReLU()(normalised_convolution(x, width, 1))
     y = layers.ReLU()(normalised_convolution(y, width, 3, stride=stride))
     y = normalised_convolution(y, width * EXPANSION, 1)

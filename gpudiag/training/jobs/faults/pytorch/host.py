@@ -1,4 +1,4 @@
-"""Implement faults that occupy one rank's training thread: logging, saving, and garbage collection."""
+"""Implement faults that occupy the training thread: logging, saving, and garbage collection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
 #: Maximum number of tensors in a checkpoint (1 GB).
 _MOST_TENSORS = 1000
-#: Number of objects of a timed garbage collection, which exceed the processor's caches as the fault's objects do.
+#: Number of objects of a timed garbage collection. They exceed the processor's caches, as the fault's objects do.
 _TRIAL_OBJECTS = 500_000
 
 

@@ -110,7 +110,7 @@ class DoubleBatches(_OtherBatches):
 class VaryingLengths(_OtherBatches):
     """In each step give one rank longer sequences (or more images), which take `amount_ms` longer. Ranks take turns.
 
-    Without the fault all ranks have short batches. So the difference is the excess of the straggler over its peers.
+    Without the fault all ranks have short batches. So on and off differ by the extra time of a long batch.
     """
 
     def prepare(self) -> None:

@@ -217,7 +217,7 @@ class BetweenLayers(Fault[DdpTrainer]):
     def switch(self, *, on: bool) -> None:
         """Compute and read the values (on), or only compute them (off)."""
         if not self._handles:
-            # Blocks are the modules two levels below the model, or one level below if these have no children.
+            # Blocks are the children of the model's children. A child without children is a block itself.
             blocks = [block for child in self.trainer.model.children() for block in (list(child.children()) or [child])]
             self._handles = [block.register_forward_hook(self._look) for block in blocks]
         self._reading = on and self.affected

@@ -78,8 +78,8 @@ class DdpTrainer(Trainer):
         workload: the trained workload.
         ddp, optimizer, arithmetic: the workload's model within DDP, its optimizer, and the precision of training.
         without_communication: mode of `communication` in which communication costs nothing: `alone` on GPUs, `meeting`
-            on CPUs. Processes on shared cores are never balanced, and the diagnosis reports waits for stragglers
-            separately.
+            on CPUs. There ranks still wait for stragglers, because processes on shared cores are never equally fast,
+            and the diagnosis reports these waits separately.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch in place of the DDP step, or None.

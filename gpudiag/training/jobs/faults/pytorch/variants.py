@@ -160,7 +160,7 @@ class Graphed(JobVariant):
         self._model = copy.deepcopy(trainer.model)
         parameters = list(self._model.parameters())
         self._gradients = torch.zeros(sum(parameter.numel() for parameter in parameters), device=trainer.device)
-        # Let all gradients lie in one buffer, so that one all-reduce communicates them.
+        # Let all gradients lie in one buffer, so that one all-reduce communicates them. Keep the parameters' strides.
         pieces = torch.split(self._gradients, [parameter.numel() for parameter in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = torch.as_strided(piece, parameter.shape, parameter.stride())
