@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
-#: The eight exclusive buckets, in the order in which they are drawn.
+#: The eight exclusive buckets (parts of a step's time), in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: Severities, worst first: `critical` if savings are at least 20 % of the step, `warning` if they are at least 5 %.
+#: Severities, worst first: `critical` if savings are at least 20 % of the step, `warning` if at least 5 %, else `info`.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -151,8 +151,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
         by: codes of the findings and validity warnings that explain the bucket; empty if there are none.
-        unexplained_ms: the rest of `ms`, which no finding or warning explains.
-        note: a remark in words: what is unexplained, or which findings hide the bucket.
+        unexplained_ms: the rest of `ms`, which no finding or warning explains; 0 if little.
+        note: a remark in words: what is unexplained, or which findings to fix first, so that removing the bucket saves
+            time.
     """
 
     bucket: str

@@ -1,7 +1,8 @@
 """Define the comparison of two runs' step times. Its JSON is a contract (`gpudiag/diff/1`).
 
 Every difference is `after - before` in milliseconds per step, positive if the second run takes longer. Differences of
-parts sum to the difference of the whole, up to floating-point rounding.
+parts sum to the difference of the whole, up to floating-point rounding. Buckets are the parts of the step time
+(`analysis.BUCKETS`).
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
         start: int64[n], ns, on the common clock.
         number: int64[n], the step numbers of the marks (counted from 0 if the marks have none).
         end: the end of the last mark, ns on the common clock.
-        source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
-            module), `pattern` (a repeated pattern of kernels) or `none`.
+        source: kind of the marks: `StepMarks.source`, `optimizer`, `range` (an enclosing range or a root module),
+            `pattern` (a repeated pattern of kernels) or `none`.
         thread: the training thread, which has the marks.
         ends_known: whether `end` is the end of a mark; otherwise it is the end of the recording.
     """
@@ -294,7 +294,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one device track, divided into buckets.
+    """The windows of one device track, divided into buckets (parts of the step time).
 
     Attributes:
         bounds: int64[k + 1], the windows.

@@ -129,7 +129,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         baseline: id of the one-device point to which `speedup` refers: same samples per device (weak) or per step
             (strong), and all other settings equal.
         speedup, efficiency: throughput divided by that of the baseline, and this ratio divided by `devices`. None if
-            the baseline is not conclusive, as a remark then says.
+            the baseline's figures are not reliable, as a remark then says.
         voxels_per_sample: mean number of voxels written per sample, which is a block of the volume to predict.
         mvox_per_s: million voxels written per second. Each voxel of the volume counts once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).

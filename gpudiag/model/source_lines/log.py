@@ -19,7 +19,7 @@ LINES_SCHEMA = "gpudiag/lines/1"
 
 #: Values of an event that are not line numbers: begin and end of a function, begin of a step and of a pause.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
-#: Value `CALLS - n`: n unrecorded functions were called since the previous event. `sys.settrace` slows each call.
+#: Value `CALLS - n`: n unrecorded functions, which `sys.settrace` slows too, were called since the previous event.
 CALLS = -1000
 #: Values of an event → kind of work that the current line calls.
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
