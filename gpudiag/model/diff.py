@@ -42,7 +42,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of one kind of mean step time.
 
     `profiled` is the mean length of the windows in the trace, averaged over the devices. `unprofiled` and `corrected`
-    are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; it is
+    are as in `analysis.Steps`. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; it is
     None if too few steps are known, which `reason` then states.
     """
 

@@ -261,7 +261,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> StepUnit:
         """Return the kind of the windows: training steps, repeated units, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
-        # A single range spans the whole recording.
+        # A single range spans the whole recording. In a job that trains, the repeated pattern is a step.
         single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or single_range:
             return "recording"

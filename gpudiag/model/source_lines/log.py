@@ -65,8 +65,8 @@ class Events(msgspec.Struct, frozen=True):
     Attributes:
         ns: time since the previous event; for the first event, its time on the clock of `perf_counter_ns`.
         code: index of the function; -1 for none.
-        value: line number, or one of `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `CALLS` and
-            the keys of `WORK`.
+        value: line number, or `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `INPUT_BEGIN`,
+            `INPUT_END`, a key of `WORK`, or a number below `CALLS`.
     """
 
     ns: list[Nanoseconds]
