@@ -79,7 +79,7 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
         thread: the thread's id in the trace.
         busy: time inside a framework op or a runtime call, including short pauses in between.
         input: waits for data (DataLoader, `gpudiag.input`, tf.data).
-        blocked: calls that waited for the device (synchronizations, blocking copies), sorted by start; may overlap.
+        blocked: calls that waited for the device (synchronizations, blocking copies, releases), by start; may overlap.
         awaited: waits inside a framework op for a collective that the op enqueued; not in `busy`.
     """
 
@@ -95,7 +95,7 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: int64[n], ns, on the common clock.
-        number: int64[n], the step numbers of the marks (counted from 0 if the marks have none).
+        number: int64[n], the step numbers of the marks (counted from 0 if the marks have none, or not ascending).
         end: the end of the last mark, ns on the common clock.
         source: kind of the marks: `StepMarks.source`, `optimizer`, `range` (an enclosing range or a root module),
             `pattern` (a repeated pattern of kernels) or `none`.

@@ -140,7 +140,7 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A fault's true cost and the reported finding.
 
     Attributes:
-        found: the actionable finding with the largest savings; None if there is none.
+        found: the finding with the largest savings, or a right alternative to it; None if no finding saves `alarm_ms`.
         others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             not a false alarm.
