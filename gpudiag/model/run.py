@@ -91,7 +91,7 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """The operating system's counters per unprofiled step, as means over the threads that launch the step's work.
+    """The operating system's counters per unprofiled step, summed over the threads that launch the step's work.
 
     Launching threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that
     lost its core to other processes from a slow host.
