@@ -178,8 +178,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         outcome: `slower` or `faster` if the judged step time changed by more than its noise, `no-difference` if it
             changed by less, `cannot-tell` if the noise is unknown.
-        judged: the kind of step time to which `outcome` and `--fail-on` refer. It is `unprofiled` if the
-            interval of its change is known, else `profiled`.
+        judged: the kind of step time to which `outcome` and `--fail-on` refer. It is `unprofiled` if
+            the interval of its change is known, else `profiled`.
         steps: changes by kind of step time: `profiled` first, then the other kinds that both runs have.
         buckets: changes of the eight buckets; with `unattributed_ms` they sum to the profiled difference.
         unattributed_ms: 0 unless the buckets of an analysis do not sum to its step, as in edited files.

@@ -19,7 +19,7 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Traces that need less memory in total (bytes) are read in one process, because starting another takes 20 ms.
+#: Traces that need less memory in total than this (bytes) are read in one process, as another takes 20 ms to start.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 Outcomes = tuple[tuple[Trace, Any], ...]
