@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
-#: The eight exclusive buckets, in the order in which they are drawn.
+#: The eight exclusive buckets (parts of a step's time), in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: Severities, worst first: `critical` if savings are at least 20 % of the step, `warning` if they are at least 5 %.
+#: Severities, worst first: `critical` if savings are at least 20 % of the step, `warning` if at least 5 %, else `info`.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -132,7 +132,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code, ranks, cause: the finding that this fix removes.
         step_ms: the job's step time after all earlier fixes and this one.
-        then: the largest remaining bucket other than compute, or `compute` if compute limits the step.
+        then: the bucket that the next fix shortens; `compute` after the last fix.
     """
 
     code: str
@@ -151,8 +151,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
         by: codes of the findings and validity warnings that explain the bucket; empty if there are none.
-        unexplained_ms: the rest of `ms`, which no finding or warning explains.
-        note: a remark in words: what is unexplained, or which findings hide the bucket.
+        unexplained_ms: the rest of `ms`, which no finding or warning explains; 0 if little.
+        note: a remark in words: what is unexplained, or which findings to fix first, so that removing the bucket saves
+            time.
     """
 
     bucket: str
@@ -249,7 +250,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Device time and number per step of the kernels of one name, averaged over ranks."""
+    """Device time and number per step of the kernels (on CPUs: operators) of one name, averaged over devices."""
 
     name: str
     ms_per_step: Milliseconds
@@ -257,7 +258,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Host time per step in framework operators of one name, on threads that launch work, averaged over ranks.
+    """Host time per step in framework operators of one name, on threads that launch work, averaged over devices.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
@@ -343,7 +344,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         modules: times of modules; None without module marks (traces of other tools, of early versions, TensorFlow).
         compute: FLOPs and their rate; None if nothing was counted (traces alone, unknown model, TensorFlow).
-        compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
+        compute_classes: kernel classes that sum to bucket `compute` averaged over devices; longest first, `other` last.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
         inference: speed at which the run predicted a volume of voxels; None if the run trained.

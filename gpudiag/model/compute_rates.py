@@ -1,8 +1,8 @@
 """Look up published peak rates of GPUs, and define how rates of kernel classes are reported.
 
 Rates are NVIDIA's published dense rates in TFLOP/s: of CUDA cores in fp32, of matrix units with tf32 inputs, and of
-matrix units with bf16 or fp16 inputs. The rate is 0 if a GPU has no such units. Rates published "with sparsity" are
-halved. Memory rates are in GB/s.
+matrix units with bf16 or fp16 inputs (P100: CUDA cores in fp16). The rate is 0 if a GPU has no such units. Rates
+published "with sparsity" are halved. Memory rates are in GB/s.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ Bound = Literal["tensor-core", "simt", "memory", "launch"]
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class: their time and number per step, averaged over devices.
 
-    Concurrent kernels share their time equally, so the times of all classes sum to bucket `compute`. Classes below 1 %
-    are part of class `other`. `bound` is None if unknown.
+    Concurrent kernels share their time equally, so the times of all classes sum to `compute` in `analysis.BUCKETS`.
+    Classes below 1 % are part of class `other`. `bound` is None if unknown.
 
     Attributes:
         tflops_per_s: rate that the kernels of a matrix class reached, from recorded shapes; None if unknown.

@@ -1,7 +1,8 @@
 """Define the comparison of two runs' step times. Its JSON is a contract (`gpudiag/diff/1`).
 
 Every difference is `after - before` in milliseconds per step, positive if the second run takes longer. Differences of
-parts sum to the difference of the whole, up to floating-point rounding.
+parts sum to the difference of the whole, up to floating-point rounding. Buckets are the parts of the step time
+(`analysis.BUCKETS`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of one kind of mean step time.
 
     `profiled` is the mean length of the windows in the trace, averaged over the devices. `unprofiled` and `corrected`
-    are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; it is
+    are as in `analysis.Steps`. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; it is
     None if too few steps are known, which `reason` then states.
     """
 
@@ -160,7 +161,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         bucket: the bucket with most of the difference, over all devices or over `ranks`.
         ranks: the ranks concerned; empty for all.
         difference_ms: the bucket's change: mean over all devices, or over `ranks`.
-        waiting_ms: change of the other ranks' mean wait for `ranks`; None if irrelevant.
+        waiting_ms: change of the other ranks' mean wait for the straggler in `ranks`; None without a straggler.
         part: the kernel, collective or copy with at least half of the bucket's change; None if no part has so much.
     """
 
@@ -177,8 +178,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         outcome: `slower` or `faster` if the judged step time changed by more than its noise, `no-difference` if it
             changed by less, `cannot-tell` if the noise is unknown.
-        judged: the kind of step time to which `outcome` and `--fail-on` refer. It is `unprofiled` if both runs have the
-            times of single unprofiled steps, else `profiled`.
+        judged: the kind of step time to which `outcome` and `--fail-on` refer. It is `unprofiled` if
+            the interval of its change is known, else `profiled`.
         steps: changes by kind of step time: `profiled` first, then the other kinds that both runs have.
         buckets: changes of the eight buckets; with `unattributed_ms` they sum to the profiled difference.
         unattributed_ms: 0 unless the buckets of an analysis do not sum to its step, as in edited files.

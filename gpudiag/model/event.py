@@ -201,7 +201,7 @@ class StepMarks(msgspec.Struct, frozen=True, kw_only=True):
     """All marks of training steps in a trace that are of one kind.
 
     Attributes:
-        source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `step_num`.
+        source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `step_num`, `NVTX`, or `range` (calls of JAX).
         row: intp[k], rows in the event table, sorted by start.
         number: int64[k], the step's number; `NO_NUMBER` if the mark has none.
     """

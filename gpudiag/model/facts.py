@@ -49,7 +49,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds memory on a GPU. `own` marks gpudiag's processes and their parents."""
+    """A process with a context on a GPU. `own` marks gpudiag's processes and their ancestors."""
 
     pid: Count
     name: str | None = None

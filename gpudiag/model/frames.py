@@ -140,7 +140,8 @@ def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
 def _modules(analysis: Analysis) -> DataFrame:
     """Return one row per module and device.
 
-    A module's times are lists in the order of `Analysis.devices`; lists of an edited file may be shorter.
+    A module's times are lists in the order of `Analysis.devices`. Lists of an edited file may be shorter; then rows are
+    missing.
     """
     names, times = ("root", "path", "type"), ("forward_ms", "backward_ms", "own_forward_ms", "own_backward_ms")
     kinds = {"rank": "int64", "device": "object", **dict.fromkeys(names, "object")}

@@ -187,8 +187,8 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted and measured savings per step of one change.
 
     Attributes:
-        predicted_ms: savings of the finding that recommends this change. None if no finding recommends it, because it
-            would save less than 2 % of the step.
+        predicted_ms: savings of all findings that recommend this change. None if no finding recommends it, because the
+            change would save less than 2 % of the step.
         measured_ms: unchanged minus changed step, mean over pairs of blocks; negative if the change costs time.
         ci95_ms: 95 % interval of `measured_ms`, (low, high).
         base_ms, changed_ms: mean step times of the unchanged and the changed job.

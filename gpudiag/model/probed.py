@@ -54,7 +54,7 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
 
 
 def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
-    """Return the bus bandwidth in GB/s at the time `probed_time_us`; None if time or bus factor is unknown."""
+    """Return the bus bandwidth in GB/s that follows from `probed_time_us`; None if time or bus factor is unknown."""
     time_us = probed_time_us(facts, operation, size_bytes, ranks, transport)
     factor = bus_factor(operation, ranks)
     if time_us is None or factor is None:

@@ -91,7 +91,7 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """The operating system's counters per unprofiled step, as means over the threads that launch the step's work.
+    """The operating system's counters per unprofiled step, summed over the threads that launch the step's work.
 
     Launching threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that
     lost its core to other processes from a slow host.
@@ -115,8 +115,8 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
         host_ms: time from having the batch until the step's work is enqueued.
         lead_ms: time by which the host runs ahead: from the end of `host_ms` until the device has finished the step.
             None without a device (CPUs), or if the device's progress is unknown (TensorFlow).
-        idle_host_ms: `host_ms` of steps directly before these steps. They began with an idle device and an empty launch
-            queue, so that no thread waited for a full queue. Empty if `lead_ms` is None.
+        idle_host_ms: `host_ms` of the steps directly before, which began with an idle device and an empty launch queue,
+            so that no thread waited for a full queue. Empty if `lead_ms` is None.
         loader: work of PyTorch's DataLoaders with forked worker processes; None if there were none.
         scheduling: the operating system's counters; None if the system does not report them (not Linux).
     """
@@ -177,7 +177,7 @@ class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs of a step divided by its unprofiled time, mean over devices.
+    """FLOPs of a step, mean over devices, and their rate in unprofiled steps.
 
     Matrix products, convolutions and attention of forward and backward are counted in one step of the warm-up
     (`StepFlops` in the run's record).

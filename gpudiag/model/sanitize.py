@@ -35,7 +35,7 @@ def sanitize(value: Any) -> Any:
 
 
 def sanitize_text(text: str) -> str:
-    """Return the text cut at 4096 characters, with U+FFFD for each control and format character."""
+    """Return the text cut at 4096 characters, with U+FFFD for each character in `_HARMFUL`."""
     text = text[:_MAX_CHARACTERS]
     if text.isascii() and text.isprintable():
         return text
@@ -43,7 +43,7 @@ def sanitize_text(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` printable and on one line: runs of line breaks and tabs become one space."""
+    """Return `text` printable and on one line: each run of whitespace becomes one space."""
     return printable(" ".join(text.split()))
 
 

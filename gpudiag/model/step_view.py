@@ -11,6 +11,7 @@ from gpudiag.model.quantities import Count, Nanoseconds, Number, Ordinal
 STEP_SCHEMA = "gpudiag/step/1"
 STEP_FILE = "step.json"
 
+#: Kind of row; `buckets` are the parts of the step time (`analysis.BUCKETS`).
 TrackKind = Literal["buckets", "device", "host", "lines"]
 
 #: Name of idle time in a `buckets` row before a step's first op, while the host recorded nothing.

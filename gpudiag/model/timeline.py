@@ -79,7 +79,7 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
         thread: the thread's id in the trace.
         busy: time inside a framework op or a runtime call, including short pauses in between.
         input: waits for data (DataLoader, `gpudiag.input`, tf.data).
-        blocked: calls that waited for the device (synchronizations, blocking copies), sorted by start; may overlap.
+        blocked: calls that waited for the device (synchronizations, blocking copies, releases), by start; may overlap.
         awaited: waits inside a framework op for a collective that the op enqueued; not in `busy`.
     """
 
@@ -95,10 +95,10 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: int64[n], ns, on the common clock.
-        number: int64[n], the step numbers of the marks (counted from 0 if the marks have none).
+        number: int64[n], the step numbers of the marks (counted from 0 if the marks have none, or not ascending).
         end: the end of the last mark, ns on the common clock.
-        source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
-            module), `pattern` (a repeated pattern of kernels) or `none`.
+        source: kind of the marks: `StepMarks.source`, `optimizer`, `range` (an enclosing range or a root module),
+            `pattern` (a repeated pattern of kernels) or `none`.
         thread: the training thread, which has the marks.
         ends_known: whether `end` is the end of a mark; otherwise it is the end of the recording.
     """
@@ -261,7 +261,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> StepUnit:
         """Return the kind of the windows: training steps, repeated units, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
-        # A single range spans the whole recording.
+        # A single range spans the whole recording. In a job that trains, the repeated pattern is a step.
         single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or single_range:
             return "recording"
@@ -294,7 +294,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one device track, divided into buckets.
+    """The windows of one device track, divided into buckets (parts of the step time).
 
     Attributes:
         bounds: int64[k + 1], the windows.

@@ -20,8 +20,8 @@ def least_disturbed(
 
     `full` has the full traces of `paths`; `limits` is as in `read_traces`. Kernel-only traces have lower profiler
     overhead, so they are returned, with the operators of the full traces added. The full traces are returned if there
-    are no kernel-only traces, or if the kernel-only trace of any rank is unusable, because collectives of different
-    recordings do not match. Full traces are also returned if the job ran on CPUs, because only full traces contain
+    are no kernel-only traces, or if that of any rank is unusable: recordings cannot be mixed, because their collectives
+    do not match. Full traces are also returned if the job ran on CPUs, because only full traces contain
     operators, the timed work.
     """
     directory = find_kernel_only_traces(paths)

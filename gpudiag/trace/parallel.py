@@ -41,7 +41,7 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
 
 
 class WhileReading(Generic[Outcome]):
-    """A task for each trace of a large job, run by the process that reads the trace, while the events are unpacked.
+    """A task for each trace of a large job, run by the process that reads the trace, before events are packed.
 
     An object of this class is called like `map`. For a trace whose events were not replaced since reading, the call
     returns the kept outcome, and forgets it. For all other traces, the call runs the task.

@@ -28,7 +28,7 @@ def read_processes(paths: Sequence[Path | str], *, limits: ReadLimits | None = N
 
 
 def read_profiles(paths: Sequence[Path | str], *, limits: ReadLimits | None = None) -> tuple[Profile, ...]:
-    """Read serialized profiles, unpacked. Raise the same errors as `read_traces`."""
+    """Read serialized profiles, unpacked; ignore files of other formats. Raise the same errors as `read_traces`."""
     limits = limits or ReadLimits()
     return tuple(
         Profile(

@@ -19,7 +19,7 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Traces that together need fewer bytes of memory than this are read in one process, because starting one takes 20 ms.
+#: Traces that need less memory in total than this (bytes) are read in one process, as another takes 20 ms to start.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 Outcomes = tuple[tuple[Trace, Any], ...]
@@ -121,7 +121,7 @@ def _read_in_processes(
 ) -> list[Outcomes | NotATraceError]:
     """Call `read` for each file in forked processes, and `meanwhile` in this process; return outcomes in order.
 
-    If a sender is killed, `ProcessPoolExecutor` waits forever for the rest of its message, because the parent keeps the
+    `ProcessPoolExecutor` would wait forever for the rest of a killed process's message, because the parent keeps the
     writing end of the pipe open. With `ForkedReaders`, each pipe has one writer, and closes when the writer ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError

@@ -54,7 +54,7 @@ StepCalls = dict[int, Calls]
 
 
 def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers: dict[str, int]) -> list[StepCalls]:
-    """Return the outermost calls of each step (begin, end), in ns. `numbers` maps names of both traces to numbers."""
+    """Return the outermost calls of each of `steps` (begin and end in ns). `numbers` numbers names of both traces."""
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]

@@ -53,7 +53,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     def step_words(self) -> str:
         """Return the measured step in ms, for example `154.00 ± 4.10`; `—` if it was not measured.
 
-        Return `about 154` if there are too few rounds for an interval, or if the interval is as wide as the step.
+        Return `about 154` if there are too few rounds for an interval, or if the interval is wider than the step.
         """
         if self.measured_step_ms is None or self.ci95 is None:
             return "—"

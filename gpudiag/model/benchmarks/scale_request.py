@@ -53,8 +53,9 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
         mode: `weak` keeps the samples per device constant, `strong` keeps the samples of the whole step constant.
         pairs: also measure every pair of devices.
         alone: also measure every GPU alone, with the first workload.
-        starts: number of starts of each point's job. A baseline that is not yet conclusive is started once more.
-        accuracy: half the 95 % interval of a mean step time, as a share of the mean.
+        starts: number of starts of each point's job. A baseline (one device, same settings) is started once more if its
+            figures are not yet reliable.
+        accuracy: required half of the 95 % interval of a mean step time, as a share of the mean.
         seconds: longest measurement of a point.
         warmup_s: longest warm-up of a point.
         budget_s: begin no point after this many seconds of measuring; the most useful points come first.

@@ -124,12 +124,13 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device. `jitter_ms` is 1.4826 times
             the median absolute deviation. `step_ms` equals `mean_ms`.
         steps: number of unprofiled steps.
-        per_device_samples_per_s: throughput of each device in the order of `device_indices`.
+        per_device_samples_per_s: throughput of each device in the order of `device_indices`; empty if one process
+            drives several devices.
         warmup_steps, warmup_seconds, settled: the warm-up, and whether step times were stable at its end.
         baseline: id of the one-device point to which `speedup` refers: same samples per device (weak) or per step
             (strong), and all other settings equal.
         speedup, efficiency: throughput divided by that of the baseline, and this ratio divided by `devices`. None if
-            the baseline is not conclusive, as a remark then says.
+            the baseline's figures are not reliable, as a remark then says.
         voxels_per_sample: mean number of voxels written per sample, which is a block of the volume to predict.
         mvox_per_s: million voxels written per second. Each voxel of the volume counts once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
@@ -195,13 +196,13 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         timed_ms: mean unprofiled step.
-        replayed_ms: step of the what-if simulation, the sum of `parts_ms`.
-        recorded_ms: mean recorded step, with the profiler.
+        replayed_ms: step of the what-if simulation, the sum of the unscaled parts.
+        recorded_ms: step simulated from recorded durations, with the profiler's overhead.
         profiler_us_per_event: assumed profiler overhead per event on the host, chosen so that the simulated step equals
             the unprofiled one.
         parts_ms: name in `STEP_PARTS` → time; `disturbed` is contention of kernels with collectives.
-        scaled_by: factor on all parts (on CPUs), or on all parts except kernels (on GPUs), if recorded steps exceeded
-            unprofiled steps by more than the profiler's overhead; else 1.
+        scaled_by: factor on all parts (on CPUs), or on all parts except kernels (on GPUs), so that they sum to
+            `timed_ms`; 1 if their sum is near `timed_ms`, or (on GPUs) less.
         hidden_communication_ms: communication for which the step does not wait.
     """
 

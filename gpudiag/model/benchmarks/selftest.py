@@ -81,7 +81,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     """Measurement of one fault's true cost: alternating blocks of unprofiled steps with and without the fault.
 
     For a whole job, `blocks` compare the job with and without communication. `held` compare the unchanged job with
-    steps whose work is launched before the device begins. The difference is the launch overhead. `amount_ms` is the
+    steps whose work is launched before the device begins; this difference is the launch overhead. `amount_ms` is the
     intended size of the fault (delay, time of extra work).
     """
 
@@ -108,7 +108,7 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
     """The finding that should be reported. A clean run has no `code`. If `causes` is empty, any cause is right.
 
-    `or_else` maps codes of other right findings, which have the same remedy or are also true, to their causes.
+    `or_else` maps codes of other findings that are right (with the same remedy, or also true) to their right causes.
     """
 
     code: str | None
@@ -140,7 +140,7 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A fault's true cost and the reported finding.
 
     Attributes:
-        found: the actionable finding with the largest savings; None if there is none.
+        found: the finding with the largest savings, or a right alternative to it; None if no finding saves `alarm_ms`.
         others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             not a false alarm.

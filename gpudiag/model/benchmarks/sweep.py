@@ -22,7 +22,7 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
         seconds: maximum total time of unprofiled steps.
         warmup_s: longest automatic warm-up.
         recorded: profile a few steps after the unprofiled ones.
-        not_after_s: latest begin after the first entry, in seconds; None for no limit.
+        not_after_s: latest begin, in seconds after the begin of the sweep; None for no limit.
     """
 
     directory: str

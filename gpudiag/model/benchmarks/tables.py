@@ -20,8 +20,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the path that the user gave.
-        rank: 1 for the highest throughput among comparable rows. None if there is no other row, if the devices train
-            separate models (`independent`), or if the run has no throughput.
+        rank: 1 for the highest throughput among comparable rows, equal if intervals overlap. None if there is no other
+            row, if the devices train separate models (`independent`), or if the run has no throughput.
         verdict: the first conclusion of the run's saved analysis, in a few words; "" if there is none.
     """
 

@@ -22,7 +22,7 @@ class RoleTraffic(msgspec.Struct, frozen=True, kw_only=True):
         transfer_ms: exposed transfer, on the rank with the longest.
         wait_ms: exposed waiting for other ranks, on the rank that waits longest.
         hidden_ms: communication during compute, on the rank with the longest.
-        size_bytes: bytes per step and rank; None if the trace has no sizes.
+        size_bytes: bytes per step and rank; None if the size of any call is unknown.
     """
 
     role: GroupRole
@@ -137,7 +137,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
         stated: whether descriptions of process groups state all roles; False if some are inferred from operations.
         traffic: communication by role.
         ranks: the position and work of all recorded ranks.
-        pipeline: the pipeline; None if the job has no stages.
+        pipeline: the pipeline; None if the job has no stages, or an unknown schedule.
         imbalance: the slowdown by imbalance; None if the steps cannot be simulated.
     """
 

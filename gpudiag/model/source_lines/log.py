@@ -19,7 +19,7 @@ LINES_SCHEMA = "gpudiag/lines/1"
 
 #: Values of an event that are not line numbers: begin and end of a function, begin of a step and of a pause.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
-#: Value `CALLS - n`: n unrecorded functions were called since the previous event. `sys.settrace` slows each call.
+#: Value `CALLS - n`: n unrecorded functions, which `sys.settrace` slows too, were called since the previous event.
 CALLS = -1000
 #: Values of an event → kind of work that the current line calls.
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
@@ -65,8 +65,8 @@ class Events(msgspec.Struct, frozen=True):
     Attributes:
         ns: time since the previous event; for the first event, its time on the clock of `perf_counter_ns`.
         code: index of the function; -1 for none.
-        value: line number, or one of `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `CALLS` and
-            the keys of `WORK`.
+        value: line number, or `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `INPUT_BEGIN`,
+            `INPUT_END`, a key of `WORK`, or a number below `CALLS`.
     """
 
     ns: list[Nanoseconds]

@@ -237,9 +237,9 @@ def role_of_call(name: str) -> Role:
 
 
 def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
-    """Return the role column, uint8[n], with `OTHER` for memsets and captured launches that have no device op.
+    """Return the role column, uint8[n], with `OTHER` for memsets and captured calls that have no device op.
 
-    Memsets and captured launches may have no device op although the profiler lost nothing:
+    Memsets and captured launches and copies may have no device op although the profiler lost nothing:
 
         cudaMemsetAsync                          a memset of zero bytes, or one that runs on the device without an op
         cudaStreamBeginCapture ┤ launch launch ├ cudaStreamEndCapture    work captured into a graph, which runs later

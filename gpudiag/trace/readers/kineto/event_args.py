@@ -141,7 +141,7 @@ def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
 def collective_calls(
     table: EventTable, facts: Mapping[int, CollectiveFacts], groups: Mapping[str, ProcessGroup]
 ) -> tuple[CollectiveCall, ...]:
-    """Return one call for each communication kernel and for each collective on the host.
+    """Return one call for each communication kernel and for each collective on the host, in order of row.
 
     `facts` maps rows of communication events to facts in their arguments. `groups` has the header's process groups.
     """
@@ -249,7 +249,7 @@ def _enclosing_range(
 def _coalesced(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], host: int
 ) -> CollectiveFacts | None:
-    """Return the facts about the messages of one kernel; None unless all messages are between the same two ranks.
+    """Return the facts about the messages of one kernel, with their total size; None unless all have the same peer.
 
     PyTorch records each message before the range `nccl:coalesced` (row `host`), in which the kernel is launched.
     The other arguments are as in `_enclosing_range`.
@@ -293,7 +293,7 @@ def _total_bytes(elements: msgspec.Raw, bytes_each: int | None) -> int | None:
 
 
 def _input_bytes(arguments: _CollectiveArguments) -> int | None:
-    """Return the bytes of the input tensors; None if shapes were not recorded or are implausible.
+    """Return the bytes of the input tensors; None if there are none, or shapes are implausible or were not recorded.
 
     Inputs without a shape or a known type are no tensors, and do not count.
     """

@@ -88,7 +88,7 @@ def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
 
 
 def describe(header: TraceHeader) -> JobFacts:
-    """Read the header leniently: missing fields and fields of unknown types are ignored."""
+    """Read the header leniently: missing fields, unknown types and impossible values are ignored."""
     distributed = loosely(header.distributed, _Distributed, _Distributed())
     rank = loosely(distributed.rank, int, -1)
     world_size = loosely(distributed.world_size, int, -1)

@@ -46,7 +46,8 @@ _OPERATOR_STARTS = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::":
 
 _PROFILER_SPAN = "trace"
 
-#: Categories that are known but not needed: counters, and arrows between events, because correlations join events.
+#: Categories that do not become events: the profiler's spans, instants, counters, and arrows between events, because
+#: correlations join events.
 _LEFT_OUT = {
     _PROFILER_SPAN,
     "cpu_instant_event",

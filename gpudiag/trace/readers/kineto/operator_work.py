@@ -250,7 +250,7 @@ def _like(call: _Call, reads: tuple[int, ...], output: int) -> int:
 
 
 def _elementwise(call: _Call, reads: tuple[int, ...]) -> int:
-    """Return the bytes of an operator whose output has the broadcast shape of its inputs."""
+    """Return the bytes of an operator whose output has the broadcast shape of the inputs `reads`."""
     output = []
     # Broadcasting aligns the last dimensions.
     for extents in zip_longest(*(call.shape(index)[::-1] for index in reads), fillvalue=1):
@@ -313,7 +313,7 @@ OPERATORS = frozenset({*_MATRIX, *_MEMORY})
 
 
 def _work(name: str, arguments: bytes) -> _Work:
-    """Return the work of a call; unknown figures are `NO_NUMBER`."""
+    """Return the work of a call of operator `name` from its `args` (JSON); unknown figures are `NO_NUMBER`."""
     try:
         call = _Call(_arguments.decode(arguments))
         if name in _MEMORY:

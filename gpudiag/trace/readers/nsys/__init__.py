@@ -15,7 +15,7 @@ __all__ = ["ENDINGS", "assign_ranks", "memory_bytes", "read", "recognises"]
 
 _EXPORT, _REPORT = ".sqlite", ".nsys-rep"
 ENDINGS = (_EXPORT, _REPORT)
-#: Bytes of memory per byte of an export: an event takes about 80 bytes in the file.
+#: Bytes of memory per byte of an export: an event takes about 80 bytes in the file, `MEMORY_PER_EVENT` in memory.
 _MEMORY_PER_BYTE = 6
 
 

@@ -14,7 +14,7 @@ from gpudiag.trace.readers.kineto.roles import step_marks_of
 from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
 
 SOURCE = "NVTX"
-#: Minimum number of repetitions of a range that has no number.
+#: Minimum number of repetitions of a range that has no number, and of the optimizer's updates.
 _FEWEST = 3
 #: Minimum share of launches that numbered ranges and other ranges must contain.
 _NUMBERED, _REPEATED = 0.5, 0.8
@@ -26,7 +26,7 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     """Return the table with the role `STEP_MARK` for marks of steps, and the marks, the preferred kind first.
 
     Marks of PyTorch's profiler and of gpudiag are preferred. The optimizer's updates are preferred over ranges without
-    numbers. Repeating ranges that the analysis itself finds are not marked here.
+    numbers. Updates and repeating ranges that the analysis itself finds are not marked here.
     """
     known = step_marks_of(events)
     ranges = np.flatnonzero(

@@ -41,7 +41,8 @@ def choose_window(database: Database, most_events: int) -> ChosenWindow | None:
     # The middle is the number of events before the median of the samples of device work.
     middle = float(np.interp(device.sum() / 2, np.cumsum(device), events)) if device.any() else events[-1] / 2
     half = _SHARE * most_events / 2
-    # The window begins `half` events before the middle, but not before the first event or too near to the last.
+    # The window begins `half` events before the middle, but not before the first event or too near to the last. It is
+    # never empty.
     low = min(max(middle - half, 0.0), max(events[-1] - 2 * half, 0.0))
     first = min(int(np.searchsorted(events, low)), len(start) - 1)
     last = min(int(np.searchsorted(events, low + 2 * half)), len(start) - 1)

@@ -19,7 +19,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """Return one trace per GPU of the process in a file. Raise the errors of `Reader.read`."""
+    """Return one trace per GPU (or CPU device) of the process in a file. Raise the errors of `Reader.read`."""
     from gpudiag.trace.readers.xspace.devices import trace_per_device
     from gpudiag.trace.readers.xspace.space import read_xspace
 

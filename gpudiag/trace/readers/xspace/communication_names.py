@@ -71,7 +71,7 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
         return _with_stat(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: whether each event is an op or kernel that adds tensors of several devices."""
+        """Return bool[n]: whether each event adds tensors of several devices, or belongs to `_GPUDIAG_SCOPE`."""
         return _belong_to(plane, self.sums | {op for op in map(_op_of, _op_texts(plane)) if _GPUDIAG_SCOPE.search(op)})
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:

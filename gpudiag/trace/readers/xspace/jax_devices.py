@@ -120,7 +120,7 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, only_device
     modules = ops_of_thread(events, runs.row, Intervals(runs.start, runs.end), thread)
     modules = replace(modules, name=process.module[runs.row], role=np.full(len(runs.row), Role.OPERATOR, np.uint8))
     # Collectives and other operations overlap, because several threads of the pool run them. `serialized` cuts
-    # overlapping events, so that each kind is serialized apart to keep its time.
+    # overlapping events, so each kind is serialized apart, to keep its time.
     communicates = events.role[rows] == Role.COMMUNICATION
     operations, operation_row = serialized(events, rows[~communicates])
     collectives, collective_row = serialized(events, rows[communicates])
@@ -154,7 +154,7 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
     number, first, member = np.unique(run, return_index=True, return_inverse=True)
     end = np.full(len(number), np.iinfo(np.int64).min)
     np.maximum.at(end, member, events.end_ns[rows])
-    order = np.argsort(first, kind="stable")  # `rows` are sorted by start, so that runs are too
+    order = np.argsort(first, kind="stable")  # `rows` are sorted by start, and so are runs
     row, end = rows[first[order]], end[order]
     # A run that begins before an earlier run has ended gets only the time after the earlier run.
     earlier_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]

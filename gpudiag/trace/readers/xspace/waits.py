@@ -51,8 +51,8 @@ ARGUMENTS_WAIT = "copy of the batch in host memory, for jax.device_put"
 _PAUSE_NS = 500 * NS_PER_US
 #: Minimum pause that counts as a wait before an op that needs communicated tensors; other ops are 5 to 10 µs apart.
 SHORT_PAUSE_NS = 20 * NS_PER_US
-#: Maximum time from the end of the awaited work to the next launch, because a polling thread must notice the end and
-#: wake the other threads. Measured: 0.5 to 0.7 ms with four GPUs.
+#: Maximum time from the end of the awaited work to the next launch, in which a polling thread notices the end and wakes
+#: the other threads. Measured: 0.5 to 0.7 ms with four GPUs.
 _SOON_NS = 2_000 * NS_PER_US
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event: two words of eight bytes, which are read at any byte, and a spare one.
+#: Number of bytes appended after the last event: `_varints` reads up to 16 bytes beyond an event, and eight are spare.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
