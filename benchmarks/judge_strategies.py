@@ -61,7 +61,7 @@ def train(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 
 
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all rows, those of strategies with their true costs and verdicts.
+    """Return all rows, and add true costs and verdicts to the rows of strategies.
 
     Rows of the baseline and of failed runs are unchanged, as is every row if no run of the baseline succeeded.
     """

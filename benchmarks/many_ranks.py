@@ -31,7 +31,7 @@ from gpudiag.trace.readers.digest.encode import encode
 ROOT = Path(__file__).parents[1]
 _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
 _COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
-#: Interval in µs of the random moves of events, and the largest move in µs. Moves between are interpolated.
+#: Interval in µs of the times with a random move (knots), and the largest move in µs; events between are interpolated.
 _KNOT_US = 500.0
 _MOST_US = 20.0
 #: Largest clock offset in µs: clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
@@ -91,7 +91,7 @@ def _recorded(source: Path) -> Trace:
 
 
 def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
-    """Write a rank's digest, made from the trace `source` as `_write_rank` makes a trace."""
+    """Write a rank's digest, made from the trace `source` with the changes that `_write_rank` makes."""
     trace = _recorded(source)
     events = trace.events
     rows = [call.row for call in trace.collectives]

@@ -1,7 +1,7 @@
 """Make mutants with the structure of real files. These mutants have impossible values of the right type, columns of
 unequal lengths, ids that are paths, links, nested operators, or many threads.
 
-The functions return the commands to run on the mutant, in which {} is the path of its directory.
+The functions return the commands to run on the mutant; {} in a command is the mutant's directory.
 """
 
 from __future__ import annotations
