@@ -130,7 +130,7 @@ def _record_tests() -> None:
          f"--junitxml={BUILD / 'tests.new'}", "-o", "junit_family=xunit1", *TESTS],
         cwd=TREE, check=True, env={**os.environ, "COVERAGE_FILE": str(BUILD / "coverage")},
     )  # fmt: skip
-    (BUILD / "tests.new").rename(BUILD / "tests.xml")
+    (BUILD / "tests.new").rename(BUILD / "tests.xml")  # only a complete file has the final name
 
 
 class Tests:

@@ -49,7 +49,7 @@ def main() -> int:
     _print_confusion(jobs)
     _print_confidence(jobs)
     # The law: if other ranks wait for a rank, each large part of its step time needs a finding or a message that
-    # explains it. (A bucket is a part of the step time, such as `input`.)
+    # explains it. A bucket is a part of the step time, such as `input`.
     unlawful = [job for job in jobs if job.unlawful]
     print(f"Against the law (a bucket without an explanation): {Share(len(unlawful), len(jobs))}")
     for words, count in Counter(_without_figures(job.unlawful[0]) for job in unlawful).most_common(8):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Measure or read the results, and print them."""
+    """Measure or read the results, and print them; return 1 if a regret exceeds 2 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-regret"
@@ -167,6 +167,7 @@ def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; return its regret and its largest error, in percent."""
     measured = {turn.candidate.label: turn for turn in benchmark.turns if turn.round_ms and turn.cannot is None}
     means = {label: statistics.fmean(prediction.round_ms) for label, prediction in measured.items()}
+    # `independent` trains without communication, so it is no choice.
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
