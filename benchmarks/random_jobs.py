@@ -68,8 +68,8 @@ def main() -> int:
 def _print_shares(jobs: Sequence[Judged]) -> None:
     """Print the shares of right diagnoses by kind of job, and how complete the findings are.
 
-    Findings should name all waste worth 6 % of the step. They should also name work that could be removed instead of the
-    most expensive waste.
+    Findings should name all waste worth 6 % of the step. They should also name work that could be removed instead of
+    the most expensive waste.
     """
     right = [job for job in jobs if job.verdict.right]
     print(f"Right: {Share(len(right), len(jobs))}")
