@@ -2,9 +2,9 @@
 
     python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
-Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
-The events of a rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names
-repeats the recorded rank that has the fault; all other ranks repeat ranks without it.
+Each rank repeats a recorded rank with its own clock offset and with times that differ by up to 20 µs. The events of a
+rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names repeats the
+recorded rank that has the fault; all other ranks repeat ranks without it.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 For each setting of peer access, one set of processes trains all workloads with all strategies in turn. For each
 workload, the result is the predicted and measured step time of each strategy, the prediction error, and the regret.
-Regret is the excess of the step time under the strategy that `recommend` would choose over that under the fastest
-strategy, in percent. The choice is simulated from the same measurements, restricted to the finalists of `recommend`.
-The real `recommend` measures more rounds, so that the simulated choice is at most as good as the real one. A strategy
-that is more than 1.5 times as slow as another in the warm-up is not measured further.
+Regret is by how many percent the strategy that `recommend` would choose is slower than the fastest strategy. The choice
+is simulated from the same measurements, restricted to the finalists of `recommend`. The real `recommend` measures more
+rounds, so that the simulated choice is at most as good as the real one. A strategy that is more than 1.5 times as slow
+as another in the warm-up is not measured further.
 
 The output is Markdown. The measurement of one setting of peer access takes about `--seconds`. Workloads already
 measured in `--output` are not measured again, so that an interrupted run can continue. `--from DIR` prints the tables
