@@ -90,7 +90,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
                 continue
             if collective:
                 size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
-                # The reference of the small message is its time, because latency limits it.
+                # For the small message, which latency limits, the time is compared.
                 figures.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
             else:
                 figures.setdefault((fields[0], 0), []).append(float(fields[2]))

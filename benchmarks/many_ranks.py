@@ -147,7 +147,8 @@ def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tup
     if not len(ends):
         return knots, moves
     nearest = np.abs(knots[:, None] - ends[None, :]).min(axis=1)
-    moves = np.clip(moves, -nearest / 3, nearest / 3)  # moves of a third of the distance keep the order
+    # Near the end of a collective, moves are at most a third of the distance to it, so that events keep their order.
+    moves = np.clip(moves, -nearest / 3, nearest / 3)
     at, index = np.unique(np.concatenate([knots, ends]), return_index=True)
     return at, np.concatenate([moves, np.zeros(len(ends))])[index]
 
