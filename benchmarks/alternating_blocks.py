@@ -101,7 +101,10 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
-        """Return True after 8 blocks, after 4 if they took over `self.seconds`, or after 2 if over three times that."""
+        """Return True after 8 blocks, after 4 if they took over `self.seconds`, or after 2 if over three times that.
+
+        `done` is the number of timed blocks, and `spent` their time in s.
+        """
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds
@@ -125,7 +128,8 @@ class Blocks:
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
     """Patch `ArgumentParser` so that `blocks` gets the options that the script parses.
 
-    With `by_epoch`, set the options `steps_per_epoch` and `epochs` so that each epoch is one block.
+    With `by_epoch`, set the options `steps_per_epoch`, so that each epoch is one block, and `epochs`, so that the
+    script does not end before the last block.
     """
     parse = argparse.ArgumentParser.parse_args
 

@@ -55,8 +55,8 @@ for number in range(int(sys.argv[1])):
 """
 
 ON_GPUS = torch.cuda.is_available()
-#: Kind of script → (correct codes with their causes, rank at fault or None). Without GPUs `.item()` waits for no
-#: device, so that the job `item` loses its time in communication.
+#: Kind of script → (correct codes with their causes, None for any; rank at fault, None if any ranks may be named).
+#: Without GPUs `.item()` waits for no device, so that the job `item` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),

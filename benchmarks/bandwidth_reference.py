@@ -90,7 +90,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
                 continue
             if collective:
                 size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
-                # The reference of the small message is its time, because latency limits it.
+                # For the small message, which latency limits, the time is compared.
                 figures.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
             else:
                 figures.setdefault((fields[0], 0), []).append(float(fields[2]))
@@ -138,7 +138,7 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
             collective for collective in facts.collectives if collective.strategy == path and collective.bytes == size
         ]
         return [record.time_us if row["scope"] == "time" else record.busbw_gb_per_s for record in chosen]
-    if path.startswith("dependent_load"):
+    if path.startswith("dependent_load"):  # a GPU's loads from its own memory have no reference
         host = path.endswith("host")
         return [
             measured.time_us
@@ -285,7 +285,7 @@ def main() -> int:
         # Compare each mode's last run with the rounds of `peers/` before and after it.
         here = len(rounds) - 2 if mode == "quick" else len(rounds) - 3
         for line, within in compare(found[-1], with_peers(rows, rounds[here : here + 2])):
-            if mode == "quick" and "not measured" in line:
+            if mode == "quick" and "not measured" in line:  # the quick probe omits tests on purpose
                 continue
             lines.append(line)
             fine = fine and within
@@ -296,7 +296,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # Links need to agree in 98 of 100 figures only, because a burst of other traffic may disturb a figure.
+            # 98 of 100 figures of links suffice, because a burst of other traffic may disturb a figure.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

@@ -59,7 +59,7 @@ class Trainer:
             self.strategy = load_strategy("nccl" if on_gpu else "gloo", device)
             self.model = self.strategy.wrap(bare)
         else:
-            self.strategy = load_strategy("independent", device)
+            self.strategy = load_strategy("independent", device)  # does nothing; DDP communicates
             wrapped = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None)
             if name == "python hook":
                 wrapped.register_comm_hook(None, allreduce_hook)
@@ -107,7 +107,7 @@ def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
     """
     trainers = {name: Trainer(name, workload, device) for name in ("bare", "gpudiag", "python hook")}
     for trainer in trainers.values():
-        trainer.seconds(5)
+        trainer.seconds(5)  # warm-up
     steps = max(3, math.ceil(TURN_S / trainers["bare"].seconds(5)))
     times: dict[str, list[float]] = {name: [] for name in trainers}
     order = list(trainers)
@@ -129,7 +129,10 @@ def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
 
 
 def worker(options: argparse.Namespace) -> None:
-    """Run one process of the measurement; rank 0 prints the results."""
+    """Run one process of the measurement; rank 0 prints the results.
+
+    `options.worker` is the path of a file through which the processes find each other.
+    """
     rank = int(os.environ["RANK"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")

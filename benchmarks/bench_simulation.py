@@ -71,7 +71,7 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
         building.append(built - begin)
         simulating.append(simulated - built)
         diagnosing.append(time.perf_counter() - simulated)
-    tracemalloc.start()
+    tracemalloc.start()  # only after the timed rounds, because it slows the code
     diagnose(Case(timeline=grown, attribution=attribution))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -125,6 +125,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
             names.append(f"ProfilerStep#{which}")
             numbers.append(which)
         new_rows = dict(zip(chosen.tolist(), range(offset, offset + len(chosen)), strict=True))
+        # Copies would repeat the sequence numbers of collectives.
         calls += [
             replace(call, row=new_rows[call.row], sequence=None) for call in trace.collectives if call.row in new_rows
         ]

@@ -90,7 +90,7 @@ class Rank:
             device_id=self.device if self.on_gpu else None,
         )
         self.control = dist.new_group(backend="gloo")  # for barriers and results, without work on the GPUs
-        self.peer = "nccl" if self.on_gpu else "gloo"
+        self.peer = "nccl" if self.on_gpu else "gloo"  # name of the method that cpu-reduce is compared with
 
     def meet(self) -> None:
         """Wait until all ranks have arrived and their GPUs are idle."""
@@ -133,7 +133,8 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
     """Return a row for each size and method of all-reduce, with its time, bandwidth and correctness.
 
     The methods are NCCL (or gloo), and cpu-reduce if `with_ours` is true. A row's `lowest` and `highest` bandwidth are
-    those of single rounds, and `verified` is true if the sum is right on all ranks.
+    those of single rounds, and `verified` is true if the sum is right on all ranks. Methods that
+    are not available on this machine are left out.
     """
 
     def compressed(tensor: torch.Tensor, dtype: torch.dtype) -> None:
@@ -199,7 +200,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
 
 
 def sweep(at: Rank) -> list[dict[str, Any]]:
-    """Return the bus bandwidth of cpu-reduce for each set of options in `SWEEP` (chunks, slots, lanes, threads)."""
+    """Return the bus bandwidth of cpu-reduce, the better of two, for each set of options in `SWEEP`."""
     count = int(SWEEP_MB * 1e6) // 4
     work = at.values(count)
     rows = []
@@ -259,7 +260,7 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
                     engine="native" if engine == "native" else "torch",
                     threads=threads,
                 )
-            except ValueError:
+            except ValueError:  # the engine is not available on this machine
                 continue
             control, chunks = made._control, 200  # noqa: SLF001 # no other thread uses them here
             size = control.layout.chunk_bytes
@@ -345,7 +346,7 @@ def copies(at: Rank) -> list[dict[str, Any]]:
 
 
 def worker(options: argparse.Namespace) -> None:
-    """Run one process of a group; rank 0 prints the results of all measurements."""
+    """Run one process of a group, with `options.worker` as `Rank`'s `meeting`; rank 0 prints the results."""
     at = Rank(options.worker)
     sizes = [float(size) for size in options.sizes_mb.split(",")]
     # On GPUs, a group without peer access measures everything, and a group with peer access only NCCL.
@@ -377,6 +378,7 @@ def host_memory() -> list[dict[str, Any]]:
     for kind, megabytes in (("1.5 GB, in memory", 512), ("48 MB, in cache", 16)):
         count = (megabytes << 20) // 4
         a, b, c = (torch.ones(count) for _ in range(3))
+        # function, and number of arrays that it reads or writes
         runs: dict[str, tuple[Callable[[], Any], int]] = {
             "read": (a.sum, 1),
             "copy": (partial(b.copy_, a), 2),
@@ -451,7 +453,7 @@ def show(found: dict[str, Any]) -> None:
     for row in found["host_memory"]:
         print(f"  CPUs, {row['buffers']}, {row['what']}: {row['gb_per_s']:.0f} GB/s")
     both = [row["gb_per_s_per_gpu_and_way"] for row in found["copies"] if row["way"] == "both ways"]
-    if both:
+    if both:  # an all-reduce copies the gradients out and back once, at the same time
         n = found["ranks"]
         print(f"  so the copies alone allow a bus bandwidth of {2 * (n - 1) / n * max(both):.1f} GB/s in float32")
     for row in found["sums_alone"]:

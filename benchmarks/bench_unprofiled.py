@@ -48,7 +48,8 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return per round (time with `prof.steps`, time with the host's part only), each divided by the plain loop's."""
+    """Return two lists of a value per round: the time with `prof.steps`, and with only the host's part of each step
+    recorded, each divided by the plain loop's."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()
@@ -70,7 +71,7 @@ def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) 
             clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     timed, noted = [], []
-    # Of the unprofiled steps for which the session is opened, about half are run, so that it records no trace.
+    # The session plans about twice as many unprofiled steps as are run, so that it records no trace.
     with (
         tempfile.TemporaryDirectory() as directory,
         gpudiag.profile(Path(directory), steps=4 * steps * rounds, warmup=1, device=device) as prof,
@@ -106,7 +107,7 @@ def work(device: str, step_ms: float) -> Callable[[], None]:
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    run(1000)
+    run(1000)  # warm-up
     times = max(1, round(step_ms / run(1000)))  # the seconds of 1000 products are the ms of one
 
     def step() -> None:

@@ -43,7 +43,8 @@ def share(ms: dict[str, float], names: tuple[str, ...], total_ms: float) -> floa
 def differences(recording: dict[str, Any], analysis: Analysis) -> dict[str, tuple[float, float]]:
     """Return row → (percentage of gpudiag, percentage of TraceLens), for rows that are not empty.
 
-    `recording` is an entry of `class_shares.json`, whose `ms` has TraceLens's time of each category.
+    `recording` is an entry of `class_shares.json`; its `ms` has TraceLens's time of each category, and `memory copies`
+    the part of copies without a kernel.
     """
     ours = {row.kernel_class: row.ms_per_step for row in analysis.compute_classes}
     theirs: dict[str, float] = recording["ms"]

@@ -35,7 +35,7 @@ def main() -> None:
     it names a strategy that is in effect as fast as the winner.
     """
     groups = published.groups()
-    # The other groups are repeated runs of one strategy, whose truth is a tie.
+    # The other groups are repeated runs of one strategy, for which a tie is the truth.
     apart = [group for group in groups if not group.alike]
     right, strict = (sum(getattr(group, how) for group in groups) for how in ("right", "strict"))
     print(f"{len(groups)} groups: {right} right, {strict} by the stricter count;")

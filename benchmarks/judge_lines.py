@@ -109,6 +109,7 @@ def verdict_of(row: dict[str, Any]) -> dict[str, Any]:
 def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
     """Return the fault's cost (`costs_ms`) and the step time with it (`problem_ms`) in ms, from alternating blocks."""
     seconds = "inf" if options.processes > 1 else "3"  # no limit, so that all ranks measure the same blocks
+    # More steps are skipped than workers prepare batches (at most 8).
     out = run([*start, "--block", "24", "--skip", "12", "--seconds", seconds, *program], options.each)
     result: dict[str, float] = json.loads(out.strip().splitlines()[-1])
     return result

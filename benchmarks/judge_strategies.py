@@ -5,9 +5,8 @@
 Each strategy trains under `gpudiag profile WORKLOAD --strategy S`. A strategy name that ends in `-off` trains without
 peer access (`--no-p2p`). The true cost is the strategy's unprofiled step time minus that of `--strategy independent`,
 which trains without communication. `independent` trains first and last, and its step time is the mean of both runs. The
-found cost is the amount of the finding `communication-bound`, or 0 if gpudiag reports no such finding. An amount is
-right within 15 % or 1 ms. The first finding of a strategy that costs at least 5 % of the step must be
-`communication-bound`.
+found cost is the total amount of findings `communication-bound`, or 0 if there is none. An amount is right within 15 %
+or 1 ms. The first finding of a strategy that costs at least 5 % of the step must be `communication-bound`.
 
 `--keep DIR` receives `rows.json` after each strategy, `reports.tar` and `runs-N.tar` (the run directories, at most
 15 MB a file). `--options` is passed on to each `gpudiag profile`.
@@ -61,7 +60,7 @@ def train(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
 
 
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all rows, those of strategies with their true costs and verdicts.
+    """Return all rows, and add true costs and verdicts to the rows of strategies.
 
     Rows of the baseline and of failed runs are unchanged, as is every row if no run of the baseline succeeded.
     """

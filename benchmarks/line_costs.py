@@ -186,7 +186,8 @@ def percent_longer(times: list[float], reference: list[float]) -> float:
 def costs(job: str, gpu: bool) -> dict[str, float]:
     """Run a job with gpudiag and without it.
 
-    Return the values `lines`, `after` and `alone` in percent, and the step time in ms.
+    Return `lines`, `after` and `alone` in percent (see the module's docstring), the step time in ms, and the number of
+    steps with line events.
     """
     steps = steps_of(job, gpu, profiled=True)
     parts = list(phases(steps))

@@ -65,6 +65,7 @@ class Samples(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         if args.fault.startswith("getitem") and faulty():
+            # A batch has 16 samples, and the workers make batches in parallel.
             spin(max(WORKERS[args.fault], 1) * args.ms / 16)  # fault: getitem getitem-1 getitem-4
         return torch.full((WIDTH,), index % 7 / 7.0)
 
@@ -109,7 +110,7 @@ def hook(gradient: Tensor) -> Tensor:
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Run the fault after an update, if it occurs there. A save takes about 5 ms, and a line of the log 10 µs."""
+    """If the fault occurs after an update, run it. A save takes about 5 ms, and a line of the log 10 µs."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves
@@ -157,7 +158,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         if args.fault == "item" and faulty():
-            for _ in range(max(1, int(args.ms / 2))):
+            for _ in range(max(1, int(args.ms / 2))):  # at about 2 ms a call
                 norms(model)
         optimizer.step()
         after_step(model, out, step)

@@ -2,9 +2,9 @@
 
     python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
-Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
-The events of a rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names
-repeats the recorded rank that has the fault; all other ranks repeat ranks without it.
+Each rank repeats a recorded rank with its own clock offset and with times that differ by up to 20 µs. The events of a
+rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names repeats the
+recorded rank that has the fault; all other ranks repeat ranks without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudiag.trace.readers.digest.encode import encode
 ROOT = Path(__file__).parents[1]
 _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
 _COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
-#: Interval in µs of the random moves of events, and the largest move in µs. Moves between are interpolated.
+#: Interval in µs of the times with a random move (knots), and the largest move in µs; events between are interpolated.
 _KNOT_US = 500.0
 _MOST_US = 20.0
 #: Largest clock offset in µs: clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
@@ -91,7 +91,7 @@ def _recorded(source: Path) -> Trace:
 
 
 def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
-    """Write a rank's digest, made from the trace `source` as `_write_rank` makes a trace."""
+    """Write a rank's digest, made from the trace `source` with the changes that `_write_rank` makes."""
     trace = _recorded(source)
     events = trace.events
     rows = [call.row for call in trace.collectives]
@@ -147,7 +147,8 @@ def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tup
     if not len(ends):
         return knots, moves
     nearest = np.abs(knots[:, None] - ends[None, :]).min(axis=1)
-    moves = np.clip(moves, -nearest / 3, nearest / 3)  # moves of a third of the distance keep the order
+    # Near the end of a collective, moves are at most a third of the distance to it, so that events keep their order.
+    moves = np.clip(moves, -nearest / 3, nearest / 3)
     at, index = np.unique(np.concatenate([knots, ends]), return_index=True)
     return at, np.concatenate([moves, np.zeros(len(ends))])[index]
 

@@ -50,7 +50,7 @@ def has(*faults: str) -> bool:
 
 
 def repeats(ms_of_one: float) -> range:
-    """Return the repetitions for which work of `ms_of_one` ms each takes `--ms` in total."""
+    """Return the range of repetitions (at least one) with which work of `ms_of_one` ms takes `--ms` in total."""
     return range(max(1, round(args.ms / ms_of_one)))
 
 

@@ -55,7 +55,7 @@ FAST = "not processes and not long and not measured"
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
 #: Variables of rules that contain example traces for tests.
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
-#: Options that prevent misuse; the type checker or other tests detect their changes.
+#: Options that prevent misuse; the type checker or other tests detect changes of these.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
 
 Position = tuple[int, int]
@@ -94,7 +94,7 @@ def main() -> int:
     known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
     results = {result["name"]: result for result in known}
     for result in known:
-        if "::" in result["by"]:
+        if "::" in result["by"]:  # a test, not the end of an output
             tests.found_by(result["by"])
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
@@ -130,7 +130,7 @@ def _record_tests() -> None:
          f"--junitxml={BUILD / 'tests.new'}", "-o", "junit_family=xunit1", *TESTS],
         cwd=TREE, check=True, env={**os.environ, "COVERAGE_FILE": str(BUILD / "coverage")},
     )  # fmt: skip
-    (BUILD / "tests.new").rename(BUILD / "tests.xml")
+    (BUILD / "tests.new").rename(BUILD / "tests.xml")  # only a complete file has the final name
 
 
 class Tests:

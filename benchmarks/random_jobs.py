@@ -48,7 +48,8 @@ def main() -> int:
     _print_shares(jobs)
     _print_confusion(jobs)
     _print_confidence(jobs)
-    # The law: every large bucket of a rank that others wait for needs a finding that explains it.
+    # The law: if other ranks wait for a rank, each large part of its step time needs a finding or a message that
+    # explains it. A bucket is a part of the step time, such as `input`.
     unlawful = [job for job in jobs if job.unlawful]
     print(f"Against the law (a bucket without an explanation): {Share(len(unlawful), len(jobs))}")
     for words, count in Counter(_without_figures(job.unlawful[0]) for job in unlawful).most_common(8):
@@ -67,8 +68,8 @@ def main() -> int:
 def _print_shares(jobs: Sequence[Judged]) -> None:
     """Print the shares of right diagnoses by kind of job, and how complete the findings are.
 
-    Findings should name all waste worth 6 % of the step. They should also name work if less of it would save as much as
-    removing the waste that comes first.
+    Findings should name all waste worth 6 % of the step. They should also name work that could be removed instead of
+    the most expensive waste.
     """
     right = [job for job in jobs if job.verdict.right]
     print(f"Right: {Share(len(right), len(jobs))}")
@@ -133,13 +134,13 @@ def _fault(fault: Fault, recipe: Recipe) -> str:
     elif fault.kind == "launch-one":
         size = f"{fault.ms:.0f} us a launch"
     else:
-        # A fault of some steps has the mean over all steps.
+        # The size of a fault that occurs in some steps only is its mean over all steps.
         size = f"{sum(ms for *_, ms in fault.sometimes) / recipe.steps or fault.ms:.1f}"
     return f"{fault.kind} {size}" + (f" on rank {fault.rank}" if fault.rank is not None else "")
 
 
 def _cause(cause: Cause, truth: Truth) -> str:
-    """Describe a cause: its name, and its savings in ms (in parentheses those after all waste is removed)."""
+    """Describe a cause: its name, its savings in ms, and in parentheses its savings once all waste is removed."""
     after = "" if abs(cause.after_waste_ms - cause.gain_ms) < 0.01 * truth.step_ms else f" ({cause.after_waste_ms:.1f})"
     return f"{cause.name} {cause.gain_ms:.1f}{after}"
 

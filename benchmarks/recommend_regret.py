@@ -4,10 +4,10 @@
 
 For each setting of peer access, one set of processes trains all workloads with all strategies in turn. For each
 workload, the result is the predicted and measured step time of each strategy, the prediction error, and the regret.
-Regret is the excess of the step time under the strategy that `recommend` would choose over that under the fastest
-strategy, in percent. The choice is simulated from the same measurements, restricted to the finalists of `recommend`.
-The real `recommend` measures more rounds, so that the simulated choice is at most as good as the real one. A strategy
-that is more than 1.5 times as slow as another in the warm-up is not measured further.
+Regret is by how many percent the strategy that `recommend` would choose is slower than the fastest strategy. The choice
+is simulated from the same measurements, restricted to the finalists of `recommend`. The real `recommend` measures more
+rounds, so that the simulated choice is at most as good as the real one. A strategy that is more than 1.5 times as slow
+as another in the warm-up is not measured further.
 
 The output is Markdown. The measurement of one setting of peer access takes about `--seconds`. Workloads already
 measured in `--output` are not measured again, so that an interrupted run can continue. `--from DIR` prints the tables
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Measure or read the results, and print them."""
+    """Measure or read the results, and print them; return 1 if a regret exceeds 2 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-regret"
@@ -167,6 +167,7 @@ def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; return its regret and its largest error, in percent."""
     measured = {turn.candidate.label: turn for turn in benchmark.turns if turn.round_ms and turn.cannot is None}
     means = {label: statistics.fmean(prediction.round_ms) for label, prediction in measured.items()}
+    # `independent` trains without communication, so it is no choice.
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")

@@ -7,11 +7,11 @@
 
 Run `gpudiag profile` with the baseline, and with each strategy on all devices. Rounds alternate between the baseline
 and the strategies, so that drift of the machine affects all runs equally. The baseline runs on one device, or with
-`--floor independent` on all devices without communication, in one process. The true cost is the median of a strategy's
-unprofiled steps minus the baseline's. The true cost includes communication, and contention for everything else that
-devices share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount
-of `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from
-existing runs.
+`--floor independent` on all devices without communication, in one process. The true cost is the mean unprofiled step of
+a strategy minus that of the baseline, each a median over the rounds. The true cost includes communication, and
+contention for everything else that devices share. CPU devices share their cores, so one CPU device is not a valid
+baseline. The reported cost is the amount of `communication-bound` in the analysis, or 0 if there is no such finding.
+With `--from` the table is built from existing runs.
 
 TF_PYTHON is an interpreter with TensorFlow and msgspec, as `make tensorflow` installs it; on GPUs it needs
 `tensorflow[and-cuda]`.

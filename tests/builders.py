@@ -22,7 +22,10 @@ from gpudiag.model.run import ComputeRate
 
 
 def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: str = "", **buckets_ms: float) -> Device:
-    """Return a device whose step time is the sum of the given buckets."""
+    """Return a device whose step time is the sum of the given buckets, the parts of the step time.
+
+    `hidden` is the communication in ms that compute hides, and `ordinal` the device (default: `cuda:RANK`).
+    """
     return Device(
         rank=rank,
         device=ordinal or f"cuda:{rank}",

@@ -22,7 +22,8 @@ class Cases:
     def of(self, name: str, below: float | None = None, above: float | None = None) -> Callable[..., Any]:
         """Register a function whose outcomes are compared below and above a threshold.
 
-        By default the two values are the integers adjacent to an integer below 100, else 1 % below and above.
+        By default the two values are 1 below and above the threshold if it is an integer below 100, else 1 % below and
+        above.
         """
         value = getattr(self._figures, name)
         near = (value - 1, value + 1) if isinstance(value, int) and value < 100 else (0.99 * value, 1.01 * value)

@@ -81,6 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Add markers: `processes`, `long`, and xdist groups for tests that share recordings or module fixtures."""
     for item in items:
+        # Tests with these markers start programs.
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
         asked = getattr(item, "fixturenames", ())

@@ -61,7 +61,10 @@ class Watched(NamedTuple):
 
 
 def run_watched(*command: str, cwd: Path | None = None, **changes: str) -> Watched:
-    """Run a command whose temporary directory every user may read, so that only the modes of its files deny access."""
+    """Run a command whose temporary directory every user may read, so that only the modes of its files deny access.
+
+    Meanwhile, check the address of each new listener and, as root, access each new listener and file as another user.
+    """
     sockets: set[tuple[str, int]] = set()
     paths: set[Path] = set()
     reached: list[str] = []

@@ -33,7 +33,8 @@ _OPTIONS = {"-I", "-P", "-u"}
 
 
 def become_first() -> None:
-    """Run the program that the command-line argument describes, after forking processes for the programs it starts."""
+    """Fork a process for each program that the first program will start, and then run the first program, which the
+    command-line argument describes."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes inherit that SIGQUIT is ignored
     _start_with([_Waiting(starts) for starts in task["starts"]])

@@ -66,6 +66,7 @@ def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
 
 def host_copies(count: int = COUNT) -> HostCopies:
     """Return the results of copies to, from and within the GPUs."""
+    # GB/s of one GPU, per direction
     alone = {
         ("pinned", "host_to_device", "one_way"): (55.57,),
         ("pinned", "device_to_host", "one_way"): (55.44,),
@@ -195,7 +196,7 @@ def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> Co
 
 
 def outcome(name: str, document: ProbeDocument | None, reason: str | None = None, **more: object) -> ProbeOutcome:
-    """Return the outcome of a program that succeeded, or failed with `reason`."""
+    """Return the outcome of a program that succeeded, or failed with `reason`; `more` is not used."""
     planned = Planned(name=name, program=Path("program.py"))
     status = "ok" if reason is None else "failed"
     return ProbeOutcome(

@@ -36,7 +36,7 @@ BUDGET = {
 #: Maximum number of decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of
 #: comprehensions.
 MOST_DECISIONS = 15
-#: First words that make a docstring a relative clause.
+#: First words that make a docstring a relative clause or a fragment.
 QUESTION_WORDS = frozenset({"what", "which", "how", "whether", "of", "where", "those", "who", "whose", "by", "that"})
 #: Retired terms; the glossary defines their replacements.
 RETIRED_WORDS = (

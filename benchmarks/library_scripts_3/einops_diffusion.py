@@ -52,7 +52,7 @@ class Latents(Dataset):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each scaled and shifted by the condition."""
+    """Attention and a feed-forward layer, each shifted, scaled and gated by the condition."""
 
     def __init__(self, width):
         super().__init__()
@@ -68,6 +68,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.condition.bias)
 
     def forward(self, x, condition):
+        # shift, scale and gate of the attention, and then of the feed-forward layer
         parts = rearrange(self.condition(condition), "b (n w) -> n b 1 w", n=6)
         normed = torch.addcmul(parts[0], self.first_norm(x), 1 + parts[1])
         q, k, v = rearrange(self.qkv(normed), "b t (n h d) -> n b h t d", n=3, h=self.heads)

@@ -73,6 +73,7 @@ class PointNetwork(nn.Module):
                 tree = NearestNeighbors(n_neighbors=count, algorithm="kd_tree").fit(points)
                 found.append(tree.kneighbors(points, return_distance=False))
             nearest = torch.from_numpy(np.stack(found)).to(positions.device)
+        # number of each cloud's first point in the batch
         first = torch.arange(len(clouds), device=positions.device).mul(size).view(-1, 1, 1)
         target = torch.arange(len(positions), device=positions.device).repeat_interleave(count)
         return torch.stack([(nearest + first).flatten(), target])

@@ -75,7 +75,10 @@ class Detector(nn.Module):
 
 
 def assign(centers, boxes):
-    """Return each cell's smallest box (distances to its sides, and its index), and whether the cell is in a box."""
+    """Return each cell's smallest box (distances to its sides, and its index), and whether the cell is in a box.
+
+    `centers` is (cells, 2), and `boxes` is (objects, 4) with two corners each, or has one more dimension for images.
+    """
     left_top = centers[:, None] - boxes[..., None, :, :2]
     right_bottom = boxes[..., None, :, 2:] - centers[:, None]
     sides = torch.cat([left_top, right_bottom], dim=-1)
@@ -100,7 +103,7 @@ def centredness(sides):
 
 
 def loss_by_image(outputs, centers, boxes, labels):
-    """Return the loss over cells with the given `centers`; a mask selects the positive cells of each image."""
+    """Return the loss over cells with the given `centers`; a mask selects each image's cells that are in a box."""
     losses = []
     for scores, sides, centres, image_boxes, image_labels in zip(*outputs, boxes, labels, strict=True):
         target, index, positive = assign(centers, image_boxes)

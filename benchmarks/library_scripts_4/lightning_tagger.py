@@ -55,7 +55,10 @@ class TaggedTexts(Dataset):
 
 
 class RandomField(nn.Module):
-    """A linear chain over the tags of words. Pieces that do not begin a word are skipped."""
+    """A linear chain over the tags of words. Pieces that do not begin a word are skipped.
+
+    `emissions` has each piece's scores of the tags, and `first` is true for pieces that begin a word.
+    """
 
     def __init__(self, args):
         super().__init__()
@@ -73,6 +76,7 @@ class RandomField(nn.Module):
 
     def partition_by_halves(self, emissions, first):
         """Return the same value as `partition`, in few passes; each pass combines all pairs of neighbouring pieces."""
+        # the link that changes no score
         nothing = torch.full_like(self.transitions, -1e4).fill_diagonal_(0.0)
         links = self.transitions + emissions[:, 1:].unsqueeze(2)
         links = torch.where(first[:, 1:, None, None], links, nothing)
@@ -86,7 +90,7 @@ class RandomField(nn.Module):
     def score_of(self, emissions, tags, first):
         """Return the score of the given tags."""
         places = torch.arange(tags.shape[1], device=tags.device) * first
-        before = places.cummax(dim=1).values[:, :-1]  # the word that precedes each piece
+        before = places.cummax(dim=1).values[:, :-1]  # the first piece of the word before
         links = self.transitions[tags.gather(1, before), tags[:, 1:]] * first[:, 1:]
         emitted = emissions.gather(2, tags.unsqueeze(2)).squeeze(2) * first
         return self.start[tags[:, 0]] + emitted.sum(1) + links.sum(1)

@@ -116,7 +116,7 @@ def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _xspace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """Write a mutant of an XSpace."""
+    """Write a mutant of an XSpace, a trace of TensorFlow or JAX."""
     space = message_type("xplane", "XSpace").FromString(_xspace_seed(chance.choice(_XSPACE_SEEDS)))
     for _ in range(chance.choice((1, 1, 2, 4, 30))):
         _mutate_message(chance, space)
@@ -188,7 +188,7 @@ def _facts(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _digest(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """Write a mutant of a digest, sometimes beside the intact digest of a second rank."""
+    """Write a mutant of a digest, sometimes beside a second rank's digest, of which at most the version is changed."""
     head, size, packed, events, others = _digest_parts()
     header = msgspec.msgpack.decode(zlib.decompress(packed))
     columns = [bytearray(zlib.decompress(part)) for part in (events, others)]

@@ -149,7 +149,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
 
 
 def _wrong_with_json(text: str) -> str | None:
-    """Find values that must not be in JSON output: non-finite numbers, percentages above 100, harmful characters."""
+    """Describe what must not be in JSON output: non-finite numbers, percentages not in 0 to 100, harmful characters."""
     if not text.replace("\n", "").isprintable():
         return "harmful characters in JSON"
     nones: list[str] = []

@@ -1,7 +1,7 @@
 """Make mutants with the structure of real files. These mutants have impossible values of the right type, columns of
 unequal lengths, ids that are paths, links, nested operators, or many threads.
 
-The functions return the commands to run on the mutant, in which {} is the path of its directory.
+The functions return the commands to run on the mutant; {} in a command is the mutant's directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Command = tuple[str, ...]
 
 
 def run_with_step(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """Write a run directory with an analysis and a step to draw."""
+    """Write a run directory with an analysis and a step to draw; one of its files is a mutant."""
     files = {name: json.loads(text) for name, text in _analysed().items()}
     name = chance.choice(sorted(files))
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -57,7 +57,7 @@ def run_with_step(chance: random.Random, directory: Path) -> tuple[Command, ...]
 
 
 def scaling(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """Write the directory of a scaling benchmark."""
+    """Write the directory of a scaling benchmark; some of its points are mutants."""
     for devices, strategy in ((1, "nccl"), (2, "nccl"), (4, "nccl"), (4, "independent")):
         point = measured(devices, 30.0, strategy=strategy)
         content = json.loads(encode_json(point))

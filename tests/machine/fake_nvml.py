@@ -59,7 +59,8 @@ class FakeNvml:
             raise AttributeError(name)
 
         def call(*arguments: Any) -> Any:
-            """Answer or refuse a call as the driver would, and record its name."""
+            """Answer or refuse a call as the driver would, and record its name. Values that are not recorded (None) are
+            refused as not supported."""
             self.asked.append(name)
             index = next((a.index for a in arguments if isinstance(a, Gpu)), arguments[0] if arguments else None)
             for key in (name, (name, index)):
@@ -263,7 +264,7 @@ class _Answers:
     def nvmlDeviceGetCpuAffinity(fake: FakeNvml, gpu: Gpu, size: int) -> Any:
         if gpu.cpu_affinity is None:
             return None
-        words = [0] * size
+        words = [0] * size  # a mask of CPUs in words of 64 bits
         for part in gpu.cpu_affinity.split(","):
             low, _, high = part.partition("-")
             for cpu in range(int(low), int(high or low) + 1):
@@ -292,7 +293,7 @@ class _Answers:
     @staticmethod
     def nvmlDeviceGetP2PStatus(fake: FakeNvml, a: Gpu, b: Gpu, capability: int) -> int | None:
         link = fake.link(a, b)
-        if capability == 2:
+        if capability == 2:  # NVLink; status 0 is OK, 2 and 5 are reasons why not
             return 0 if link.lanes else 5
         if link.peer_access is None:
             return None

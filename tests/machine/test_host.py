@@ -160,7 +160,7 @@ def test_iommu_is_read_from_the_host(tmp_path: Path, files: dict[str, str | byte
         ({".dockerenv": "", "proc/cpuinfo": "flags : fpu\n"}, "Docker", None),
         ({"run/.containerenv": ""}, "Podman", None),
         ({"proc/1/cgroup": "0::/system.slice/docker-1.scope", ".dockerenv": ""}, "Docker", None),
-        # The product name is Amazon's, but the CPU reports no hypervisor: bare metal.
+        # The vendor is Amazon, but the CPU reports no hypervisor: bare metal.
         ({"proc/cpuinfo": "flags : fpu\n", "sys/class/dmi/id/sys_vendor": "Amazon EC2"}, None, None),
         ({"proc/cpuinfo": "flags : hypervisor\n", "sys/class/dmi/id/sys_vendor": "Amazon EC2"}, None, "Amazon EC2"),
         ({"proc/cpuinfo": "flags : hypervisor\n", "sys/hypervisor/type": "xen"}, None, "Xen"),

@@ -150,7 +150,7 @@ def measured(data: Path, machine: str) -> dict[str, Any]:
         elif row["tool"] == "p2pBandwidthLatencyTest" and source != destination and row["p2p"]:
             enabled = row["p2p"] == "enabled"
             if enabled and not can.get((int(row["src"]), int(row["dst"]))):
-                continue
+                continue  # the data was staged; see the module's docstring
             if row["quantity"] == "latency":
                 latency.append(
                     Latency(kind="small_copy", src=source, dst=destination, time_us=value, peer_access=enabled)
@@ -181,7 +181,7 @@ def peer_only(data: Path, machine: str) -> dict[str, Any]:
 
 
 def nvbandwidth_rows(text: str, title: str) -> list[list[float | None]]:
-    """Parse the matrix below a heading in nvbandwidth's output; a cell N/A becomes None."""
+    """Parse the matrix, without row and column numbers, below a heading in nvbandwidth's output; N/A becomes None."""
     block = text.split(title, 1)[1].split("\nSUM", 1)[0].splitlines()[2:]
     return [[None if cell == "N/A" else float(cell) for cell in line.split()[1:]] for line in block if line.strip()]
 
@@ -194,6 +194,7 @@ def h200(directory: Path) -> Facts:
     gpus = []
     for line in re.findall(r"^\d, NVIDIA H200, .*$", smi, re.MULTILINE):
         c = [cell.strip() for cell in line.split(",")]
+        # without units; 0 for hexadecimal cells and for cells without digits
         number = [float(re.sub(r"[^\d.]", "", cell) or 0) if not cell.startswith("0x") else 0.0 for cell in c]
         index = int(c[0])
         gpus.append(

@@ -32,7 +32,7 @@ def facts(*collectives: Collective, **more: object) -> Facts:
 
 
 def run(strategy: str = "nccl", device: str = "cuda:{}", nodes: int = 1, **more: object) -> RunRecord:
-    """Return the record of a job of four ranks with `strategy` on `device`, in which the rank replaces `{}`."""
+    """Return the record of a job of four ranks with `strategy` on `device`, a text in which the rank replaces `{}`."""
     ranks = tuple(
         RankRecord(rank=i, local_rank=i, host="a", pid=1, device=device.format(i), device_name="") for i in range(4)
     )

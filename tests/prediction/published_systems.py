@@ -163,7 +163,7 @@ _KEYS = ("system", "machine", "gpus", "gpu_ids", "model", "batch_per_gpu", "data
 def _compute() -> dict[tuple[str, ...], float]:
     """Return setting → step time without communication, in ms.
 
-    The source is the run of `independent` on the same GPUs if there is one, else the ideal step.
+    The time is that of the strategy `independent` on the same GPUs if it was run, else the published ideal step.
     """
     entries: dict[tuple[str, ...], float] = {}
     table = rows("cost_model_targets.csv")
@@ -180,7 +180,7 @@ def compute_ms(row: dict[str, str]) -> float:
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known
-    # If neither source has the setting, assume slightly less than the winner's step.
+    # If no such time was published for the setting, assume slightly less than the winner's step.
     return 0.95e3 * float(row["gpus"]) * float(row["batch_per_gpu"]) / float(row["winner_ips"])
 
 

@@ -153,7 +153,7 @@ def test_large_job_is_the_same_in_one_process_in_forks_and_from_digests(many: Pa
 
 @pytest.mark.processes
 def test_rank_of_a_large_job_that_waits_is_found_from_digests(many: Path, tmp_path: Path) -> None:
-    """The order of the digests does not matter for the clocks of nodes and for the sample of simulated ranks."""
+    """Digests in another order give the same alignment of clocks, and the same ranks are simulated."""
     digest([many], output=tmp_path)
     files = sorted(tmp_path.iterdir(), reverse=True)
     assert analysed(files) == analysed([many])

@@ -205,7 +205,7 @@ def test_clean_communication_cost_is_the_difference_to_a_job_without_communicati
 
 
 def test_right_finding_below_the_noise_is_too_noisy_to_judge() -> None:
-    """The fault costs 26 of 56 ms. The alarm level is three standard errors of the recorded steps."""
+    """The fault costs 26 of 56 ms. Findings below three standard errors of the recorded steps do not count."""
     late = finding("straggler", 24.0, ranks=(2,), cause="input")
     verdicts = [
         judge(ablation("cpu"), LATE, analysis(late), window_error_ms=error).verdict for error in (0.1, 8.5, 9.0)

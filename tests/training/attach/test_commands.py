@@ -34,7 +34,7 @@ STEPS = 40
 def losses(measured: bool) -> dict[str, list[str]]:
     """Return the output of each kind of script, from one process that runs them without gpudiag.
 
-    The kinds are those in `ALWAYS`, or all others if `measured` is true, so that usual tests do not run the others.
+    Only the kinds in `ALWAYS` run, or if `measured` is true, only the other kinds, which usual tests do not need.
     """
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"

@@ -75,7 +75,7 @@ def test_first_finding_names_the_line_of_the_fault(attach: Attach, tmp_path: Pat
     row = next(row for row in analysis.lines if row.line == line)
     assert row.process == ("worker" if fault == "worker" else "training")
     if fault == "sleep":
-        assert row.ms_per_step >= 4  # on Python 3.11, lines are scaled if other programs slowed the traced steps
+        assert row.ms_per_step >= 4  # on Python 3.11, times of lines are scaled if other programs slowed the steps
         assert first.recoverable_ms_per_step == pytest.approx(row.ms_per_step, rel=0.6)
 
 

@@ -20,7 +20,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: FIRST checks occur at consecutive steps. After them, training must take at least TIMES as long as further checks.
+#: FIRST checks occur at consecutive steps. After these, training must take at least TIMES times as long as checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
@@ -115,7 +115,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """The budget excludes the first checks. It also excludes the last three, because too few steps follow them."""
+    """The budget (1/TIMES of the time) excludes the first checks, and the last three, which too few steps follow."""
     random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 

@@ -3,8 +3,8 @@
     python switch_divided_jobs.py RANK WORLD MEETING null
 
 For each kind of job, the answer has three sums of waits in ms per step: with the fault off, with the fault on, and
-after `rest()`, which makes the job train as by default. The entry `KIND layout` has the layout. The program adds up the
-requested durations instead of waiting.
+after `rest()`, which makes the job train as by default. The answer's entry `KIND layout` has the job's layout. The
+program adds up the requested durations instead of waiting.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_too_few_workers_feed_the_loop_while_on(trainer: DdpTrainer) -> None:
 def test_logs_and_saves_write_in_proportion_to_the_amount(
     trainer: DdpTrainer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # If a trial takes as long as a clean step, the amount 2.0 writes twice as much as the trial.
+    # The amount is in clean steps: if a trial takes as long as a clean step, 2.0 writes twice as much as the trial.
     monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
     fault: Any = fault_of(trainer, kind, amount=2.0)
     fault.switch(on=True)

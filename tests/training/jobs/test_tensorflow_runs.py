@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.apart, pytest.mark.xdist_group("processes")]
 
 
 def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2) -> None:
-    """Check that each device has unprofiled steps and is a rank, and that its buckets sum to its steps."""
+    """Check that each device is one rank with unprofiled steps, and that its buckets sum to its step time."""
     assert (analysis["framework"], analysis["world_size"]) == ("tensorflow", devices)
     assert analysis["steps"]["analysed"] >= 3
     assert analysis["steps"]["unprofiled_mean_ms"] > 0

@@ -30,7 +30,7 @@ SEQUENCES, STEPS, RATE = 4, 3, 2.0
 
 
 class TakingTurns(nn.Module):
-    """All experts of a layer in one process."""
+    """All experts of a layer in one process; they take tokens in turn."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def batches(replica: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def undivided(layout: ParallelLayout, stages: int) -> list[GptStage]:
-    """Train all stages in this process on the batches of all replicas."""
+    """Train all stages in this process on the batches of all replicas, and return them."""
     parts = []
     for number in range(stages):
         torch.manual_seed(number)

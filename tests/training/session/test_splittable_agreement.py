@@ -70,7 +70,7 @@ def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> Non
         agreement.decide([1.0], judge)
     assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
-    # Rank 0 decides with its own times in place of the times of the other ranks.
+    # Rank 0 uses its own times for the other rank too, and rank 1 decides with its own times only.
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 

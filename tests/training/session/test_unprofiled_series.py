@@ -152,7 +152,7 @@ def test_coinciding_anchors_convert_all_marks_to_their_instant() -> None:
 
 def test_steps_before_series_record_host_time_with_empty_queue() -> None:
     machine = Machine()
-    # The step lies before the anchor, so its host time is not recorded.
+    # The step lies before the anchor (both clocks read at once), so its host time is not recorded.
     machine.step(input_us=0, launch_us=700, device_us=2000)
     machine.clock.read()
     machine.clock.anchor()

@@ -1,4 +1,4 @@
-"""Test that DDP models are deleted before their process group: a later reducer may wait for gloo's threads forever."""
+"""Test that DDP models are deleted before their process group: a reducer that outlives it may wait forever."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class OneByOne(PytorchStrategy):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a PYTHONPATH with a separate package."""
+    """Install the strategy's package in a directory, and return a PYTHONPATH with this directory."""
     directory = tmp_path_factory.mktemp("package")
     (directory / "their_strategy.py").write_text(FILE)
     info = directory / "their_strategy-1.0.dist-info"

@@ -2,9 +2,9 @@
 
     python train_each.py RANK WORLD MEETING '{"device": "cpu", "strategies": [["cpu-reduce", {...}], ...]}'
 
-For each strategy, the answer has the losses (mean over the ranks), a sum of each parameter, the communicated bytes, and
-the FLOPs of a step. The ranks train on different samples, so the loss curve is right only if gradients are
-communicated.
+For each strategy, the answer has the losses (mean over the ranks), the sum of each parameter's absolute values, the
+communicated bytes, and the FLOPs of a step. The ranks train on different samples, so the loss curve is right only if
+gradients are communicated.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ WIRES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
-    """Return an all-reduce with the engine and timeout of the plan."""
+    """Return an all-reduce with the engine and timeout of the plan, the program's JSON argument."""
     return SharedHostAllReduce(
         device=DEVICE,
         engine=plan.get("engine", "auto"),
@@ -56,6 +56,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
                 parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
                 result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
                 exact = torch.stack(parts).sum(0)
+                # relative to at least 0.5, because sums near 0 have large relative errors
                 off = ((result.double() - exact).abs() / exact.abs().clamp(min=0.5)).max()
                 key = f"{str(dtype).removeprefix('torch.')} {name}"
                 worst[key] = max(worst.get(key, 0.0), float(off))
@@ -93,7 +94,7 @@ def many(plan: dict[str, Any]) -> dict[str, Any]:
             result = future.wait()
             right &= bool((result == turn + (WORLD - 1) / 2).all())
     exchange.close()
-    exchange.close()
+    exchange.close()  # does nothing
     return {"right": right, "engine": exchange.engine}
 
 
@@ -207,10 +208,10 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Call `run` until it raises an error, and close the all-reduce.
+    """Call `run` until it raises an error, for at most 60 s, and close the all-reduce.
 
-    Return the error, the seconds until the error, whether the last result had NaN, and the shared files (`open`) that
-    are still open or mapped.
+    Return the error (None if there was none), the seconds until then, whether the last result had NaN, and the shared
+    files (`open`) that are still open or mapped.
     """
     began = time.monotonic()
     message = hint = None

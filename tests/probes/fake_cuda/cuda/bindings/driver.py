@@ -218,7 +218,7 @@ def _words(address: int, count: int, kind=ctypes.c_uint64) -> np.ndarray:
 
 
 def _pattern(first: int, count: int, seed: int, factor: int = 1) -> np.ndarray:
-    """Compute splitmix64 independently, to check the probes' implementation."""
+    """Compute `count` words of splitmix64 from word `first` on, independently of the probes, to check them."""
     with np.errstate(over="ignore"):
         x = (np.arange(first, first + count, dtype=np.uint64) * np.uint64(factor) + np.uint64(1)) * np.uint64(
             0x9E3779B97F4A7C15
