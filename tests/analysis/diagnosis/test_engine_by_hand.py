@@ -1,4 +1,4 @@
-"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small buckets."""
+"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small parts of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage full recordings in realistic ways; each function writes the traces of a job into a new directory."""
+"""Damage full recordings in realistic ways; functions with a `target` write a job's traces to that directory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
             if stays(category[1] if category else "", line):
                 kept.append(line)
         document = f'{head}"traceEvents":[{",".join(kept)}]}}'
-        json.loads(document)
+        json.loads(document)  # check that the JSON is valid
         (target / path.name).write_bytes(gzip.compress(document.encode(), 1))
     return target
 

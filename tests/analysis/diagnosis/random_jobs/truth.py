@@ -37,7 +37,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     finding: bool = True
 
     def is_named(self, cause: str | None) -> bool:
-        """Return whether a finding's `cause`, in lower case, contains one of the accepted texts."""
+        """Return whether a finding's `cause`, in lower case, contains an accepted text; True if there are none."""
         return not self.causes or any(text in (cause or "").lower() for text in self.causes)
 
 
@@ -102,7 +102,7 @@ def truth_of(recipe: Recipe) -> Truth:
 
     now = step_ms()
     waste = [fault.kind for fault in recipe.faults]
-    bare = step_ms(*waste, "input")  # without any waste
+    bare = step_ms(*waste, "input")  # without faults and input
     causes = []
     for fault in recipe.faults:
         code, texts, ranks = _EXPECTED[fault.kind]
@@ -121,7 +121,7 @@ def truth_of(recipe: Recipe) -> Truth:
                 waste=True,
             )
         )
-    # (name, code of the finding, whether it is waste) of the costs that every job has.
+    # (name, code of the finding, whether it is waste) of costs that are no faults.
     costs = [("launching", "launch-bound", False), ("exchange", "communication-bound", False)]
     if not any(cause.code == "input-bound" for cause in causes):
         costs.append(("input", "input-bound", True))

@@ -281,7 +281,7 @@ class _Process:
             self._writer.nvtx(start, end, text, self._thread[self._columns["thread"][row]])
 
     def _write_graphs(self) -> set[int]:
-        """Write one row for each launch of a graph; return the rows of the kernels in it."""
+        """Write one row for each launch of a CUDA graph instead of its events; return the positions of these events."""
         events = self._trace.events
         launches = {
             int(events.correlation[row])
