@@ -194,7 +194,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(players[rank].trace() for rank in self.recorded or range(self.ranks))
 
     def step_times_ms(self) -> tuple[float, ...]:
-        """Return the unprofiled ms of each analysed step on the slowest rank, from one end of device work to the next."""
+        """Return the unprofiled ms of each analysed step on the slowest rank, between two ends of device work."""
         ends = np.array([player.finished for player in self._play(recorded=False)], np.float64)
         times = np.diff(ends[:, : self.steps - 1], axis=1) / NS_PER_MS
         slowest = times[int(np.argmax(times.sum(axis=1)))]
@@ -489,7 +489,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """Return (start, end) in ns on the compute stream of an operation launched now; it starts after a nonzero `after`."""
+        """Return (start, end) in ns of an operation launched now on the compute stream; it starts after `after`, if not 0."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns
