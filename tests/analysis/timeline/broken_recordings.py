@@ -55,7 +55,7 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
             (target / path.name).write_bytes(path.read_bytes())
             continue
         head, events = gzip.decompress(path.read_bytes()).decode().split('"traceEvents":[', 1)
-        lines = events.rstrip().removesuffix("]}").split(",\n")
+        lines = events.rstrip().removesuffix("]}").split(",\n")  # one event per line
         kept = []
         for line in lines:
             category = _CATEGORY.search(line)

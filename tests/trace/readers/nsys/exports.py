@@ -209,7 +209,7 @@ def write_export(
     operators: bool = True,
     graphs_as_a_whole: bool = False,
 ) -> Path:
-    """Write an export in which each trace is a process; return its path.
+    """Write an export in which each trace is a process, and all devices are of one model; return its path.
 
     Args:
         path: the file to write.
