@@ -273,7 +273,7 @@ class _Column:
             sent = self.sent.get((kind, source_chunk, microbatch))
             if sent is None:
                 return False
-            # A receive is posted after the previous computation, or after the one before it.
+            # A receive is posted after the previous computation, or with `early_receives` after the one before it.
             earlier = 2 if self.pipeline.early_receives else 1
             posted = ends[max(len(ends) - earlier, 0)]
             end = max(sent, posted) + float(self.transfers[backward, chunk, microbatch])

@@ -158,7 +158,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         faults: dict[Kind, Fault] = {}
         for fault in self.faults:
             if fault.kind not in without and fault.rank in {None, rank}:
-                # A fault with `sometimes` occurs only in the steps listed there, and costs what is listed.
+                # A fault with `sometimes` occurs only in the steps listed there, at the cost listed there.
                 costs_ms = [ms for whose, step, ms in fault.sometimes if (whose, step) == (rank, number)]
                 if costs_ms or not fault.sometimes:
                     faults[fault.kind] = msgspec.structs.replace(fault, ms=sum(costs_ms) or fault.ms)

@@ -21,8 +21,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         ranks: the ranks of the finding; None if they are not compared.
         late: for jitter, the ranks that were late in an analysed step; a finding may name these ranks too.
         gain_ms: the savings of removing only this cause.
-        after_waste_ms: the savings after all faults and input waits are removed; for a fault, the savings of removing it
-            and all input waits after the other faults.
+        after_waste_ms: the savings after all faults and input waits are removed; for a fault, the savings of removing
+            it and all input waits after the other faults.
         waste: whether the cause can be removed entirely.
         finding: whether a finding must report the cause; else it is part of another cause.
     """
