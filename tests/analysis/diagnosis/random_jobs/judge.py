@@ -39,7 +39,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Return True if code, cause, ranks and amount are right and there is no false alarm."""
+        """Return whether the diagnosis has no errors."""
         return not self.why
 
 
