@@ -1,7 +1,7 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
-The simulator runs each worker's program of computations, sends and receives in simulated time. It does not use the graph of
-`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
+The simulator runs each worker's program of computations, sends and receives in simulated time. It does not use the graph
+of `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
 without the fault.
 """
 
