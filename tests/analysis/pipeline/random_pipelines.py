@@ -1,8 +1,8 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
-The simulator runs each worker's program of computations, sends and receives in simulated time. It does not use the graph
-of `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
-without the fault.
+The simulator runs each worker's program of computations, sends and receives in simulated time. It does not use the
+graph of `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers
+but without the fault.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _run_step(
 class _Column:
     """The stages of one data rank, which run until each has executed its program.
 
-    `durations` and `transfers` are in ms, by direction (forward, backward), part of the model and microbatch.
+    `durations` and `transfers` are in ms, by direction (forward, backward), part of the model and microbatch. `sent`
+    maps a computation (kind, part, microbatch) to its end in ms.
     """
 
     def __init__(

@@ -489,7 +489,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """Return (start, end) in ns of an operation that is launched now on the compute stream, after `after` if given."""
+        """Return (start, end) in ns of an operation launched now on the compute stream, but not before `after`."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns

@@ -133,7 +133,7 @@ class ExportWriter:
         self._schema = schema
         self._database = sqlite3.connect(path)
         self._strings: dict[str, int] = {}
-        self._inserts: dict[str, tuple[str, list[str]]] = {}
+        self._inserts: dict[str, tuple[str, list[str]]] = {}  # table → (SQL statement, names of columns)
         for table, columns in schema.tables.items():
             known = [column.split(" ")[0] for column in columns.split(", ")]
             self._inserts[table] = f"INSERT INTO {table} VALUES ({', '.join('?' * len(known))})", known  # noqa: S608
