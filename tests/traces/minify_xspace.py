@@ -149,7 +149,7 @@ def _without_python(plane: Any) -> None:
 
 
 def _keep_operations_only(plane: Any) -> None:
-    """In lines without dispatches that have operations of XLA modules or are XLA's threads, keep only operations."""
+    """If a line dispatches nothing, and has operations of XLA modules or is a thread of XLA, keep only operations."""
     names = _stat_names(plane)
     for line in plane.lines:
         if any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in line.events):

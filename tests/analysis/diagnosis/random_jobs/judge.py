@@ -142,7 +142,7 @@ def _wrong(finding: Finding, cause: Cause) -> list[str]:
 
 
 def _confirmed(finding: Finding, truth: Truth) -> bool:
-    """Return whether a true cause of this code costs `_CONFIRMED`, or a `MARGIN` less if the finding is right."""
+    """Return whether a cause of the finding's code costs `_CONFIRMED`, or a `MARGIN` less if the finding is right."""
     return any(
         truth.share(cause) >= _CONFIRMED or (truth.share(cause) >= NOTABLE - 2 * MARGIN and not _wrong(finding, cause))
         for cause in truth.causes
