@@ -38,7 +38,7 @@ def modules() -> list[Path]:
 
 
 def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
-    """Rename every event to a number between two `key`, equal on all ranks, and keep the order of names."""
+    """Rename every event to a number between two copies of `key`, equal on all ranks, and keep the order of names."""
     order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
     return tuple(
         replace(

@@ -1,4 +1,4 @@
-"""Make an analysis with every optional field: parts, location, alternative, order of fixes, explained buckets."""
+"""Make an analysis with every optional field: parts of savings, location, alternative, order of fixes, explanations."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def one_forward_one_backward(stages: int, microbatches: int) -> tuple[PassOfStag
 
 
 def _order(warmup: int, microbatches: int) -> Iterator[tuple[Pass, int]]:
-    """Yield the passes of a stage: `warmup` forward passes, then forward and backward passes alternately."""
+    """Yield a stage's passes: `warmup` forwards, then forwards and backwards alternately, then the last backwards."""
     yield from (("forward", number) for number in range(min(warmup, microbatches)))
     for number in range(microbatches):
         if number + warmup < microbatches:

@@ -66,7 +66,7 @@ class Streams:
     `wait` names. A host call takes 2 µs and begins 1 µs after the previous call; `step` sets the host's clock. Times
     are in microseconds.
 
-    No device work starts before `ahead_us`, so the host runs ahead of the device if it is large. `free` maps a stream
+    No device work starts before `ahead_us`; if that is large, the host runs ahead of the device. `free` maps a stream
     to the end of its work. `happens` and `recorded_in` map the correlation of a `cudaEventRecord` to the time and the
     stream of its event.
     """

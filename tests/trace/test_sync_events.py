@@ -18,7 +18,7 @@ RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "
 
 
 def recorded_wait(facts: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return a trace in which stream 20 waits for kernel `a` of stream 7, and `b` and `c` are launched afterwards.
+    """Return a trace in which kernel `c` of stream 20 waits for kernel `a` of stream 7, but not for kernel `b`.
 
     `facts` replaces arguments of the recorded wait.
     """

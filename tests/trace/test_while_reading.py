@@ -1,4 +1,4 @@
-"""Test that the outcome of a task that was done where a trace was read is used instead of doing the task again."""
+"""Test that a task done by the process that read a trace is not done again: its outcome is used."""
 
 from __future__ import annotations
 

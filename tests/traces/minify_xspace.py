@@ -149,7 +149,7 @@ def _without_python(plane: Any) -> None:
 
 
 def _keep_operations_only(plane: Any) -> None:
-    """Keep only the operations of XLA modules in lines that call nothing, and remove such lines without operations."""
+    """If a line dispatches nothing, and has operations of XLA modules or is a thread of XLA, keep only operations."""
     names = _stat_names(plane)
     for line in plane.lines:
         if any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in line.events):
@@ -196,7 +196,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
 
 
 def _forget_unused(plane: Any) -> None:
-    """Remove unused names, and number the remaining names from 1, the most used first."""
+    """Remove unused names, and number the remaining names from 1; those of events in order of use, most used first."""
     events = [event for line in plane.lines for event in line.events]
     used = [ident for ident, _ in Counter(event.metadata_id for event in events).most_common()]
     number = {ident: place for place, ident in enumerate(used, start=1)}

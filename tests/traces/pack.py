@@ -124,7 +124,10 @@ def _column(archive: zipfile.ZipFile, name: str, kind: type[np.integer[Any]]) ->
 def _texts(
     rows: Iterator[tuple[int, int, int]], count: int, texts: list[str], correlation: Iterator[int]
 ) -> Iterator[str]:
-    """Yield the JSON text of the next `count` events, with their times and correlations."""
+    """Yield the JSON text of the next `count` events, with their times and correlations.
+
+    `zip` asks `range` first, so that it does not take an event of the next file.
+    """
     for _, (event, start, duration) in zip(range(count), rows, strict=False):
         text = texts[event]
         if '"correlation":null' in text:

@@ -133,7 +133,7 @@ def test_device_buckets_equal_instant_by_instant_classification(ranks: tuple[Cas
 
 @st.composite
 def single_ranks(draw: st.DrawFn) -> Case:
-    """Draw one rank whose idle gaps the host may have caused: each op is launched in the gap before the op."""
+    """Draw one rank whose ops are launched in the gap before them, early, or at an unknown time."""
     starts = sorted(draw(st.sets(st.integers(2, SPAN - 2), min_size=1, max_size=4)))
     case = Case(
         loaders=draw(spans(2)),

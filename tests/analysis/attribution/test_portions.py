@@ -44,9 +44,9 @@ def test_overlapping_ops_share_time_equally(ops: list[tuple[int, int]], part: li
 
 
 def test_portions_of_a_worked_example() -> None:
-    """A gemm runs from 0 to 4 µs, and a relu from 2 to 6 µs on a second stream.
+    """On rank 0 a gemm runs from 0 to 4 ms, and a relu from 2 to 6 ms on a second stream.
 
-    An all_reduce runs from 5 to 9 µs; the other rank joins at 7 µs."""
+    Its all_reduce runs from 5 to 9 ms; the other rank joins at 7 ms."""
 
     def body(arrival: int) -> TraceBuilder:
         trace = TraceBuilder(rank=int(arrival == 7), world_size=2, unit_ns=1_000_000)
@@ -119,7 +119,7 @@ def test_hidden_op_is_counted_with_zero_time() -> None:
 
 
 def test_communication_copies_and_host_have_portions() -> None:
-    """The host works from 4 to 12 µs, its copy runs from 5 to 7 µs, and two further collectives overlap."""
+    """The host works from 4 to 12 ms, its copy runs from 5 to 7 ms, and two further collectives overlap."""
     trace = TraceBuilder(unit_ns=1_000_000)
     for step in range(4):
         trace.step(20 * step).compute(0, 4).annotation(4, 12, "gpudiag.exchange")

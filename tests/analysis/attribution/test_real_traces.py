@@ -30,7 +30,7 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Return the directories of jobs; each trace in `public*` is a separate job.
+    """Return the paths of jobs: directories, and each trace in `public*`.
 
     Traces without work of a known device are left out.
     """

@@ -1,4 +1,4 @@
-"""Make small analyses to compare, whose portions sum to their buckets."""
+"""Make small analyses to compare."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def source(**fields: Any) -> Source:
 
 
 def healthy() -> Analysis:
-    """Make four ranks that only compute."""
+    """Make four ranks that compute for 91 % of the step."""
     return run(
         *({"compute": 28.3, "communication_transfer": 0.8, "copy": 0.9, "idle": 1.2} for _ in range(4)),
         portions=(
@@ -167,7 +167,7 @@ NAMES = st.sampled_from(["gemm", "relu", "softmax", "all_reduce"])
 
 @st.composite
 def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5)) -> Analysis:  # noqa: B008 # immutable
-    """Draw runs whose buckets partition the step and contain their portions."""
+    """Draw runs whose buckets sum to the step, and whose portions take at most the time of their buckets."""
     count = draw(ranks)
     buckets = [{bucket: draw(TIMES) for bucket in BUCKETS} for _ in range(count)]
     buckets[0]["compute"] += 1.0  # at least one device has a step

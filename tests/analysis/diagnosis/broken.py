@@ -91,7 +91,7 @@ def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
 
 
 def stretched(trace: Trace, step: int, by_ns: int) -> Trace:
-    """Lengthen one step by `by_ns`: everything after the step's last host event moves by this time."""
+    """Lengthen the mark of one step by `by_ns`, and move everything that starts after the mark by this time."""
     events = trace.events
     name = next(i for i, name in enumerate(events.names) if name == f"ProfilerStep#{step}")
     row = int(np.flatnonzero(events.name == name)[0])

@@ -291,7 +291,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether the tested overhead exceeds what a relative scatter of `at` explains; the step is the overhead."""
+    """Return whether the tested overhead, here the step before the edit, exceeds `limit`, the step after the edit."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -462,7 +462,7 @@ def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places
     """Return whether contended kernels are matched with contention-free kernels as repeated layers.
 
     `calm` and `disturbed` are the relative spreads of durations without and with contention, which lengthens kernels
-    by the factor `slowed`. `places` are the numbers of positions in the step, without and with contention.
+    by the factor `slowed`. `places` are the numbers of the kernels' positions in the step, without and with contention.
     """
     groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
     return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]

@@ -1,4 +1,4 @@
-"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small buckets."""
+"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small parts of the step."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_likely_cause_of_a_cpu_process_mentions_no_gpu() -> None:
 
 
 def reducing(took_ms: float, device_name: str = "") -> Any:
-    """Make a device with an all-reduce of 100 MB in `took_ms`, and a small all-reduce whose group size is unknown."""
+    """Make a device with two all-reduces of 100 MB in `took_ms` each, and a longer all-reduce of unknown size."""
     end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
     table = SimpleNamespace(
         start=np.zeros(3),

@@ -1,4 +1,4 @@
-"""Test which buckets are explained in a step of 100 ms, with values just below and above each limit."""
+"""Test which buckets (parts) of a step of 100 ms are explained, with values just below and above each limit."""
 
 from __future__ import annotations
 

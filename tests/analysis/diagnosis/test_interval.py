@@ -45,7 +45,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 class Job:
     """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event.
 
-    `asked` has the tried overheads per event in ns, `paces` (busy, waiting) of each scenario with another host speed.
+    `asked` has the tried overheads per event in ns, and `paces` the columns (busy, waiting) of each scenario
+    with another host speed.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def test_line_after_the_update_costs_all_of_its_time(tmp_path: Path) -> None:
 
 
 def test_launching_and_pausing_lines_are_distinguished() -> None:
-    """Each step launches a kernel after 300 µs, and copies to the host 500 µs later."""
+    """Each step launches a kernel at 390 µs, and a copy to the device at 900 µs."""
     trace = (
         TraceBuilder()
         .steps(

@@ -46,7 +46,7 @@ EIGHT = [10.0] * 8
 
 
 def unlike(**at: float) -> list[float]:
-    """Return the ms of eight steps: `at` for the steps s1, s2, … that it names, and 10 for all others."""
+    """Return the ms of eight steps, 10 each unless `at` has another value; `s1` is the first step."""
     return [at.get(f"s{number}", 10.0) for number in range(1, 9)]
 
 

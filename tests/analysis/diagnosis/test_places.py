@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def logging(*, marked: bool) -> TraceBuilder:
-    """Make steps of 30 ms (times in µs): an operator that launches 5 ms of kernels, and 20 ms of untraced host time."""
+    """Make steps of 30 ms (times in µs): an operator that launches 5 ms of kernels, and 29 ms of untraced host time."""
     trace = TraceBuilder(0)
     for step in range(7):
         trace.step(step * 30_000)

@@ -1,4 +1,4 @@
-"""Test random jobs: known causes are found, findings explain large buckets, and a loader is not misreported.
+"""Test random jobs: known causes are found, findings explain large parts of a step, and a loader is not misreported.
 
 `benchmarks/random_jobs.py` runs more random jobs and lists the errors of each job.
 """

@@ -132,8 +132,8 @@ def test_causes_of_a_compiler_save_together_at_most_the_time_above_the_device() 
 def passes_with_nested_operators(step: TraceBuilder) -> TraceBuilder:
     """Run ten layers of attention forward, and backward in autograd's thread.
 
-    A layer takes 100 µs from its first product's operator to its last product's operator; the shorter product takes 20
-    µs. Products copy their operands first, as matmul does.
+    A layer's attention takes 100 µs, from the begin of its first product to the end of its second, which takes 20 µs.
+    The first product copies its operands before, as matmul does.
     """
     for thread, first, outer in ((1, 0, "aten::matmul"), (BACKWARD, 1500, "evaluate_function: BmmBackward0")):
         step.by(thread)

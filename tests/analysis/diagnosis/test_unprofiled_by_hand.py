@@ -137,7 +137,7 @@ def test_input_above_most_ranks_is_bounded_by_the_pace_of_workers() -> None:
     assert input_ms_above_most(fetched(*waits, loaders=(made(12), made(12)))) == {0: 0, 1: 0}
     # The workers of one rank are unknown.
     assert input_ms_above_most(fetched(*waits, loaders=(None, made(10.9)))) is None
-    # If both bounds apply, the lower bound holds.
+    # If both bounds apply, the smaller one holds.
     both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
     assert input_ms_above_most(both) == {0: 0, 1: 1}
 

@@ -17,7 +17,7 @@ from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.rule_examples.jobs import Job
 from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
-#: A slow stage, a slow rank, and a replica with long sequences.
+#: No fault, a slow stage, a slow rank, or a replica with long sequences.
 FAULTS = ("none", "stage", "compute", "sequence")
 #: `interleaved` needs three stages or more.
 SCHEDULES = ("1f1b", "gpipe", "interleaved")

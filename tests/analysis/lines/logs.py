@@ -61,7 +61,7 @@ def step_rows(begin_ns: int, middle: list[Row], end_ns: int) -> list[Row]:
 
 
 def calling(begin_ns: int, line: int, length_ns: int) -> list[Row]:
-    """Return a call of `helper` from line 5 of `main`; `helper` runs its line `line` for `length_ns`."""
+    """Return a call of `helper` from line 5 of `main`, up to line 9; `helper` runs its line `line` for `length_ns`."""
     return [
         (begin_ns, MAIN, 5),
         (begin_ns, HELPER, CALL),

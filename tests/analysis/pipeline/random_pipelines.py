@@ -1,8 +1,8 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
-The simulator runs each worker's program of computations, sends and receives with a clock. It does not use the graph of
-`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
-without the fault.
+The simulator runs each worker's program of computations, sends and receives in simulated time. It does not use the
+graph of `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers
+but without the fault.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Pipeline:
         return tuple(fault for fault, there in zip(FAULTS, present, strict=True) if there)
 
     def without(self, fault: str) -> Pipeline:
-        """Return the job without a fault; the work of stages and microbatches stays the same."""
+        """Return the job without a fault; the total work of stages and of microbatches stays the same."""
         if fault == "rank":
             return dataclasses.replace(self, rank=None)
         if fault == "stage":
@@ -103,7 +103,7 @@ def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
     backwards = [(BACKWARD, *_piece(pipeline, stage, number, last_first=True)) for number in range(pieces)]
     if pipeline.schedule == "gpipe":
         return forwards + backwards
-    # Number of forward computations before the first backward computation, as in Megatron-LM.
+    # Number of forward computations before forward and backward alternate, as in Megatron-LM.
     ahead = pipeline.stages - stage - 1
     if pipeline.chunks > 1:
         ahead = 2 * ahead + (pipeline.chunks - 1) * pipeline.stages
@@ -227,7 +227,8 @@ def _run_step(
 class _Column:
     """The stages of one data rank, which run until each has executed its program.
 
-    `durations` and `transfers` are in ms, by direction (forward, backward), part of the model and microbatch.
+    `durations` and `transfers` are in ms, by direction (forward, backward), part of the model and microbatch. `sent`
+    maps a computation (kind, part, microbatch) to its end in ms.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class _Column:
             sent = self.sent.get((kind, source_chunk, microbatch))
             if sent is None:
                 return False
-            # A receive is posted after the previous computation, or after the one before it.
+            # A receive is posted after the previous computation, or with `early_receives` after the one before it.
             earlier = 2 if self.pipeline.early_receives else 1
             posted = ends[max(len(ends) - earlier, 0)]
             end = max(sent, posted) + float(self.transfers[backward, chunk, microbatch])
@@ -290,7 +291,10 @@ class _Column:
 
 
 def _end_step(pipeline: Pipeline, step: int, ends: dict[tuple[int, int], float], recorder: _Recorder) -> float:
-    """Record the operations after the last computation; return the end of the step."""
+    """Record the operations after the last computation; return the end of the step.
+
+    `ends` maps a worker to the end of that computation in ms. Short operations take an assumed 0.05 or 0.1 ms.
+    """
     last = pipeline.stages - 1
     if pipeline.loss_is_synchronized:
         latest = max(end for (stage, _), end in ends.items() if stage == last)

@@ -1,4 +1,4 @@
-"""Test conclusions from untrusted baselines, and intervals that cover the scatter between starts.
+"""Test that doubtful runs on one GPU are no baseline of speedups, and that intervals cover the scatter of starts.
 
 `uneven-host.json` has points and step parts of ResNet-50 and VGG-16 on 4 H200 with a slow and uneven host. The command
 was `gpudiag scale resnet50 vgg16 --precision bf16 --memory-format nhwc --seconds 2` on 2026-11-22. The host limited

@@ -1,4 +1,4 @@
-"""Damage full recordings in realistic ways; each function writes the traces of a job into a new directory."""
+"""Damage full recordings in realistic ways; functions with a `target` write a job's traces to that directory."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
             (target / path.name).write_bytes(path.read_bytes())
             continue
         head, events = gzip.decompress(path.read_bytes()).decode().split('"traceEvents":[', 1)
-        lines = events.rstrip().removesuffix("]}").split(",\n")
+        lines = events.rstrip().removesuffix("]}").split(",\n")  # one event per line
         kept = []
         for line in lines:
             category = _CATEGORY.search(line)
             if stays(category[1] if category else "", line):
                 kept.append(line)
         document = f'{head}"traceEvents":[{",".join(kept)}]}}'
-        json.loads(document)
+        json.loads(document)  # check that the JSON is valid
         (target / path.name).write_bytes(gzip.compress(document.encode(), 1))
     return target
 

@@ -91,7 +91,7 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
 
 
 def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
-    """Return `count` ends about 1000 µs apart. The number of ends within the tolerance of regular ends is `fitting`.
+    """Return `count` ends that are 1000 µs apart; all but `fitting` ends are 500 µs late.
 
     With a `bend` the distances increase.
     """

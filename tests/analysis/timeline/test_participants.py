@@ -15,7 +15,7 @@ _OF_COMMUNICATION = {Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE}
 def process(
     rank: int | None = 0, world_size: int | None = None, group: tuple[int, ...] = (), *, collectives: bool = True
 ) -> TraceBuilder:
-    """Build a trace with ranges of DistributedDataParallel and of a user-defined strategy."""
+    """Build a trace with the range `DataParallel.forward`, operators of DistributedDataParallel, and a collective."""
     trace = TraceBuilder(rank, world_size=world_size).step(0).annotation(0, 90, "DataParallel.forward")
     trace.operator(1, 5, "torch::distributed::reducer::mul_out").operator(6, 9, "c10d::allreduce_")
     trace.compute(10, 20).copy(20, 30)

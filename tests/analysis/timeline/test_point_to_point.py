@@ -72,7 +72,7 @@ def test_traces_that_begin_at_different_messages_are_matched(late: int, early_en
 
 
 def test_messages_in_both_directions_bound_the_offset_of_clocks() -> None:
-    """Clock b is 100 ms ahead; a message takes at least 1 ms."""
+    """The clock of rank 1 is 100 ms ahead; a message takes at least 1 ms."""
     to_b = [(10.0 * number, 10.0 * number + 1 + number % 2) for number in range(10)]
     to_a = [(10.0 * number + 5, 10.0 * number + 6) for number in range(10)]
     a = [("send", 1, begun, ended) for begun, ended in to_b] + [("recv", 1, begun, ended) for begun, ended in to_a]

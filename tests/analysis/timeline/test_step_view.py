@@ -67,7 +67,7 @@ def test_all_kept_steps_share_names(late: StepView) -> None:
 
 
 def of_lengths(lengths: Sequence[int], ranks: int = 1, important: Sequence[int] = ()) -> StepView:
-    """Make steps of `lengths` µs, each with a kernel and an all-reduce that rank 0 enters late.
+    """Make steps of 100, `lengths` and 100 µs, each with a kernel and an all-reduce that rank 0 enters late.
 
     The view must show the `important` ranks.
     """

@@ -23,7 +23,7 @@ from tests.timeline_builder import TraceBuilder
 def repeating(launched: str) -> Any:
     """Return the steps found in launches of kernels, whose names are letters, one launch per 10 ns.
 
-    Row numbers of the launches start at 5, and each thread has seven successive launches.
+    Row numbers of the launches start at 5, and each thread has up to seven successive launches.
     """
     count = len(launched)
     events: Any = SimpleNamespace(

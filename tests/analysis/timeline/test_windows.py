@@ -73,8 +73,8 @@ def test_up_to_four_steps_have_windows_and_a_warning(steps: int, expected: list[
 def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
     """Return marked steps of 100 µs, step i with `ops[i]` ops of 20 µs each; the host runs ahead of the device.
 
-    An operator in the last step ends at `last_mark_until` µs, if given. `before` adds an op that was launched before
-    the trace and ends in the first step.
+    An operator of the last step ends `last_mark_until` µs after the step's begin, if given. `before` adds an op that
+    was launched before the trace and ends in the first step.
     """
     trace = TraceBuilder()
     if before:

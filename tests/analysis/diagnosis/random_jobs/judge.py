@@ -39,7 +39,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Return True if code, cause, ranks and amount are right and there is no false alarm."""
+        """Return whether the diagnosis has no errors."""
         return not self.why
 
 
@@ -107,7 +107,7 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str])
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
     instead = [cause for cause in truth.causes if not cause.waste and cause.gain_ms >= enough]
-    # If work still costs much after the waste is removed, it is a problem of its own and no alternative.
+    # If work still costs much after the waste is removed, it is a separate problem and no alternative to the waste.
     return {cause.name: cause.code in reported_codes for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
 
 
@@ -142,7 +142,7 @@ def _wrong(finding: Finding, cause: Cause) -> list[str]:
 
 
 def _confirmed(finding: Finding, truth: Truth) -> bool:
-    """Return whether a true cause of this code costs `_CONFIRMED`, or a `MARGIN` less if the finding has no errors."""
+    """Return whether a cause of the finding's code costs `_CONFIRMED`, or a `MARGIN` less if the finding is right."""
     return any(
         truth.share(cause) >= _CONFIRMED or (truth.share(cause) >= NOTABLE - 2 * MARGIN and not _wrong(finding, cause))
         for cause in truth.causes

@@ -1,4 +1,4 @@
-"""Check that every large bucket of the ranks that others wait for is explained by a finding or a message."""
+"""Check that findings or messages explain every large bucket (part of the step) of ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """Describe each bucket that neither a finding explains nor a message calls unexplained.
+    """Describe each bucket of `NOTABLE` or more that no finding or note explains and no message calls unexplained.
 
     The result is empty if the analysis calls its input untrusted or a rule abstains.
     """

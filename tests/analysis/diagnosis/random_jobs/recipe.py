@@ -158,7 +158,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         faults: dict[Kind, Fault] = {}
         for fault in self.faults:
             if fault.kind not in without and fault.rank in {None, rank}:
-                # A fault with `sometimes` occurs only in the steps listed there, and costs what is listed.
+                # A fault with `sometimes` occurs only in the steps listed there, at the cost listed there.
                 costs_ms = [ms for whose, step, ms in fault.sometimes if (whose, step) == (rank, number)]
                 if costs_ms or not fault.sometimes:
                     faults[fault.kind] = msgspec.structs.replace(fault, ms=sum(costs_ms) or fault.ms)
@@ -224,7 +224,7 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
         ranks = max(ranks, 2)
     device_ms = chance.uniform(0.4, 1.2) if kind == "tiny-kernels" else chance.uniform(8, 40)
     layers = _layers(chance, device_ms, communication=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
-    # Launching takes 10 to 90 % of kernel time, so it is mostly hidden.
+    # Launching takes 10 to 90 % of kernel time, so it is mostly hidden; a launch takes 12 to 1500 µs.
     launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(layer.count for layer in layers), 12), 1500)
     # If the loader is unmarked, not even its usual fetch is marked.
     fetch_ms = (
@@ -284,7 +284,10 @@ def _layers(chance: random.Random, device_ms: float, *, communication: float, ti
 
 
 def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
-    """Draw a fault whose cost is proportional to `step_ms`, the step time of the job `base` without the fault."""
+    """Draw a fault for the job `base` whose step takes `step_ms`.
+
+    Its cost is proportional to `step_ms`, except for `launch-one` and `host-one`. No fault is after the last layer.
+    """
     ms = step_ms * chance.uniform(0.15, 1.2)
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
@@ -298,7 +301,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     elif kind == "host-one":
         return Fault(kind=kind, rank=rank, times=chance.uniform(1.3, 4))
     elif kind in _SOMETIMES and rank is not None:
-        # The fault is in every other step, as logging or garbage collection may be.
+        # The fault is in every other step, as logging or garbage collection may be, so it costs twice the mean there.
         late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
         return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
     elif kind == "jitter":

@@ -17,7 +17,7 @@ from tests.analysis.diagnosis.random_jobs.truth import Truth, truth_of
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its truth, its analysis and the verdict; `unlawful` has the buckets without an explanation."""
+    """A job with its truth, its analysis and the verdict; `unlawful` describes unexplained parts of the step."""
 
     recipe: Recipe
     truth: Truth
@@ -68,7 +68,7 @@ def judged(seed: int, kind: str | None = None) -> Judged:
 
 
 def by_kind(jobs: Iterable[Judged]) -> dict[str, Share]:
-    """Return kind of fault → share of right diagnoses."""
+    """Return kind of job → share of right diagnoses."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for job in jobs:

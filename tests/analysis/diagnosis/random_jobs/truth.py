@@ -17,11 +17,12 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: the fault, or the cost that every job has.
         code: the code of the finding.
-        causes: the cause of the finding must contain one of these texts.
+        causes: the cause of the finding must contain one of these texts, if there are any.
         ranks: the ranks of the finding; None if they are not compared.
         late: for jitter, the ranks that were late in an analysed step; a finding may name these ranks too.
         gain_ms: the savings of removing only this cause.
-        after_waste_ms: the savings after all waste is removed.
+        after_waste_ms: the savings after all faults and input waits are removed; for a fault, the savings of removing
+            it and all input waits after the other faults.
         waste: whether the cause can be removed entirely.
         finding: whether a finding must report the cause; else it is part of another cause.
     """
@@ -37,7 +38,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     finding: bool = True
 
     def is_named(self, cause: str | None) -> bool:
-        """Return whether a finding's `cause`, in lower case, contains one of the accepted texts."""
+        """Return whether a finding's `cause`, in lower case, contains an accepted text; True if there are none."""
         return not self.causes or any(text in (cause or "").lower() for text in self.causes)
 
 
@@ -102,7 +103,7 @@ def truth_of(recipe: Recipe) -> Truth:
 
     now = step_ms()
     waste = [fault.kind for fault in recipe.faults]
-    bare = step_ms(*waste, "input")  # without any waste
+    bare = step_ms(*waste, "input")  # without faults and input
     causes = []
     for fault in recipe.faults:
         code, texts, ranks = _EXPECTED[fault.kind]
@@ -121,7 +122,7 @@ def truth_of(recipe: Recipe) -> Truth:
                 waste=True,
             )
         )
-    # (name, code of the finding, whether it is waste) of the costs that every job has.
+    # (name, code of the finding, whether it is waste) of costs that are no faults.
     costs = [("launching", "launch-bound", False), ("exchange", "communication-bound", False)]
     if not any(cause.code == "input-bound" for cause in causes):
         costs.append(("input", "input-bound", True))

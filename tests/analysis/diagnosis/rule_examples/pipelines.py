@@ -85,7 +85,7 @@ def _step(
         return [*received, kernels(2 * forward_ms, count=20), *sent]
 
     passes = microbatches * chunks
-    # Number of forward passes before the first backward pass; for chunks as in Megatron-LM's interleaved schedule.
+    # Number of warm-up passes, before forward and backward alternate; for chunks as in Megatron-LM's schedule.
     ahead = passes if schedule == "gpipe" else stages - 1 - stage
     if schedule == "interleaved":
         ahead += ahead + (chunks - 1) * stages

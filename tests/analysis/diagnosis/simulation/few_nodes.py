@@ -43,7 +43,7 @@ def device_of(**columns: Sequence[float]) -> DeviceNodes:
 def graph_of(
     host: HostNodes, device: DeviceNodes | None = None, *, steps: int = 1, ranks: dict[int, int] | None = None
 ) -> Graph:
-    """Return a graph with a host chain per process; `ranks` is process → rank, by default its number."""
+    """Return a graph with a host chain per process; `ranks` is process → rank, by default the process."""
     process = host.process.tolist()
     edges = [at for at in range(len(process)) if at == 0 or process[at] != process[at - 1]]
     return Graph(

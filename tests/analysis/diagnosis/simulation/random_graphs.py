@@ -121,7 +121,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
     for process in range(processes):
-        # The first op, or the host, may wait for an op of the previous iteration on the second stream.
+        # The first op may wait for the previous iteration's last op of the other stream, the host for that of stream 1.
         first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
         last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
         if last > first and not job.ops[first].waits and draw(st.booleans()):

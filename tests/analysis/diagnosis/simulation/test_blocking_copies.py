@@ -66,7 +66,7 @@ def test_work_before_a_synchronization_without_pending_ops_is_no_wait() -> None:
 
 
 def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any:
-    """Return nodes of calls (start, end) and of ops (launch, start, end)."""
+    """Return the nodes of the copying calls `spans` (start, end), given `ops` as (launch, start, end)."""
     launched, start, end = np.array(ops).reshape(-1, 3).T
     part: Any = SimpleNamespace(
         host_copy=np.ones(len(ops), np.bool_), launch_time=launched, start=start * 1.0, end=end * 1.0

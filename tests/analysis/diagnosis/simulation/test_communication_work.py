@@ -36,8 +36,9 @@ def timeline_of(
     """Return the timeline of a process whose training thread is thread 1.
 
     Host events are `rows`: (thread, start, end, role). `communication`, `calls` and `busy` map a thread to ranges of
-    communication, of calls that enqueue it, and of work. In `blocked` the threads of `busy` wait; in `moved`
-    communication copies data on the device. `shift` is the common clock minus the process's clock.
+    communication, of calls that enqueue it, and of work. The threads of `busy` wait in the ranges `blocked`, and
+    communication copies data on the device in the ranges `moved`. `shift` is the common clock minus the process's
+    clock.
     """
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64

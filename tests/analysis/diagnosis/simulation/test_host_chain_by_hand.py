@@ -50,8 +50,8 @@ def kinds_of(
 ) -> list[HostBlock]:
     """Return the kind of blocking of each call. Calls begin 1 ms apart.
 
-    Calls take `took` µs. `names` has a letter per call (by default `a`): `C` is a copy and other letters are launches
-    unless `roles` are given, and upper-case letters block. `queued` is the number of ops in the launch queue at each
+    Calls take `took` µs. `names` has a letter per call (by default `a`); upper-case letters block. Unless `roles` are
+    given, `C` is a copy and other letters are launches. `queued` is the number of ops in the launch queue at each
     call's end, and `held` the profiler overhead in µs that delayed each call.
     """
     count = len(took)

@@ -75,13 +75,13 @@ def test_excess_is_taken_from_segments_with_excess() -> None:
 
 
 def test_remaining_excess_is_taken_proportionally() -> None:
-    """The lower median of each segment is 10, and the lower median of the totals is 14."""
+    """The lower median of each segment is 4, and the lower median of the totals is 14."""
     cells = [10.0, 0, 4], [4.0, 10, 0], [0.0, 4, 10], [10.0, 10, 10]
     assert above(*cells) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [16 / 3] * 3]
     # The totals of both cells are 10, so neither cell has an excess.
     assert above([10, 0], [0, 10]) == [[0, 0], [0, 0]]
-    # The median of the totals is 10. The last cell exceeds that median by 11, of which 9 are the excess of its segments
-    # over the segments' medians.
+    # The median of the totals is 10. The last cell exceeds that median by 11, all of it in the second segment, whose
+    # lower median is 4.
     assert above([6, 4], [3, 7], [6, 4], [6.0, 15]) == [[0, 0], [0, 0], [0, 0], [0, 11]]
 
 

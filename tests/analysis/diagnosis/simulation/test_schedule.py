@@ -1,8 +1,8 @@
 """Test how the graph of a few nodes is cut into runs, and the order of the runs.
 
-A run is a range of nodes of a host chain, or ops of a stream, that are computed at once: `Run(kind, first, after,
-before)`, where `before` is the node or op that the run follows. The first run of a chain or stream follows the last
-node or op, of the previous iteration.
+A run is a range of nodes of a host chain, or ops of a stream, that are computed at once. `Run(kind, first, after,
+before)` contains `first` up to, but not including, `after`, and follows the node or op `before`. The first run of a
+chain or stream follows the last node or op, of the previous iteration.
 """
 
 from __future__ import annotations

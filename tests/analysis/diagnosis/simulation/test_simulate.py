@@ -74,7 +74,7 @@ def test_simulations_are_independent(job: Job, settled: int, data: st.DataObject
 @examples(50)
 def test_recorded_scenario_reproduces_recording(job: Job) -> None:
     graph, _ = graph_of(job, 60)
-    # If iterations alternate in length, the graph was measured in one of two lengths, so the job is skipped.
+    # If iterations alternate in length, the graph shows only one of the lengths, so the job is skipped.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
     assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 

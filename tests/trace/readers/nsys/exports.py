@@ -133,7 +133,7 @@ class ExportWriter:
         self._schema = schema
         self._database = sqlite3.connect(path)
         self._strings: dict[str, int] = {}
-        self._inserts: dict[str, tuple[str, list[str]]] = {}
+        self._inserts: dict[str, tuple[str, list[str]]] = {}  # table → (SQL statement, names of columns)
         for table, columns in schema.tables.items():
             known = [column.split(" ")[0] for column in columns.split(", ")]
             self._inserts[table] = f"INSERT INTO {table} VALUES ({', '.join('?' * len(known))})", known  # noqa: S608
@@ -209,7 +209,7 @@ def write_export(
     operators: bool = True,
     graphs_as_a_whole: bool = False,
 ) -> Path:
-    """Write an export in which each trace is a process; return its path.
+    """Write an export in which each trace is a process, and all devices are of one model; return its path.
 
     Args:
         path: the file to write.
@@ -281,7 +281,7 @@ class _Process:
             self._writer.nvtx(start, end, text, self._thread[self._columns["thread"][row]])
 
     def _write_graphs(self) -> set[int]:
-        """Write one row for each launch of a graph; return the rows of the kernels in it."""
+        """Write one row for each launch of a CUDA graph instead of its events; return the positions of these events."""
         events = self._trace.events
         launches = {
             int(events.correlation[row])
