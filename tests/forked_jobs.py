@@ -43,7 +43,7 @@ def forked_commands(starts: int = 0) -> contextlib.AbstractContextManager[object
 
 
 def forked_programs_of(module: ModuleType, starts: int = 0) -> contextlib.AbstractContextManager[object]:
-    """Let a module run Python programs in forks, and the `starts` Python programs of each program in forks too."""
+    """Let a module run Python programs in forks. The `starts` programs that each of these starts run in forks too."""
 
     def popen(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> ForkedProgram:
         out, err = (Path(f"/proc/{os.getpid()}/fd/{number}") for number in (1, 2))  # the output of this process

@@ -153,7 +153,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @property
     def environment_options(self) -> dict[str, str]:
-        """Return the options that do not depend on the workload, for the record."""
+        """Return the options of peer access and exchange for the run's record, as far as they were given."""
         return {**({} if self.p2p else {"p2p": "off"}), **self.exchange.given()}
 
     @property

@@ -208,7 +208,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
     recordings = []
     for full in (False, True):
         two = on_pool(Recording(full=full, thread=11), 11, 11)
-        # Thread 12 adds its calls to the same two steps. It launches equal kernels slightly later, except the last one.
+        # Thread 12 adds its calls to the same two steps. It launches equal kernels later, but not the last one.
         two.thread = 12
         two.steps = 0
         two.apart += 13

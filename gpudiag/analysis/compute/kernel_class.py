@@ -224,7 +224,7 @@ def _first(patterns: tuple[tuple[KernelClass, re.Pattern[str]], ...], text: str)
 
 
 def _without_arguments(name: str) -> str:
-    """Return a demangled name without its arguments, whose types ("const at::ReduceOp") do not name the computation."""
+    """Return a template's demangled name without arguments: their types ("const at::ReduceOp") name no computation."""
     end = name.rfind(">(")
     if end > 0:
         return name[: end + 1]

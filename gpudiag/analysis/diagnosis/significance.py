@@ -69,7 +69,7 @@ class Significance(msgspec.Struct, frozen=True):
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Return the reason to doubt the finding, or None; only findings about hosts that ask for action are tested.
+        """Return the reason to doubt the finding, or None. Only findings about hosts are tested, and only if large.
 
         Args:
             finding: the finding.

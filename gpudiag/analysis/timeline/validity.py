@@ -55,14 +55,15 @@ def examine(
 
     Args:
         traces: traces of the job, one per rank.
-        views: work of each trace.
+        views: each trace's work as the timeline uses it.
         tracks: all tracks.
         matching: the collectives matched across ranks.
         world_size: number of ranks.
         activities: device activity of each trace.
-        shares: `covered_share` of each track.
+        shares: share of each track's recorded busy time that its steps represent (`covered_share`).
         repeated_ranks: ranks whose traces repeat another rank's trace and were left out with a warning.
     """
+    # Few collectives of these ranks match, which `mixed_runs` must not take for another run.
     lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
     return (
         *mixed_runs(traces, views, tracks, lossy),

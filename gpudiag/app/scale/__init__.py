@@ -1,1 +1,1 @@
-"""Implement `gpudiag scale`: choose the points to measure, save them, and read their recorded steps."""
+"""Implement `gpudiag scale`: choose jobs of several sizes (points), measure them, and read their results."""

@@ -274,7 +274,7 @@ def fits(facts: Facts) -> list[tuple[str, CollectiveFit]]:
 
 
 def binary_size(size: int) -> str:
-    """Return a power of two as nccl-tests names it: `64 KiB`, `512 MiB`."""
+    """Return a power of two with its binary unit: `64 KiB`, `512 MiB`."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift:
             return f"{size / (1 << shift):g} {unit}"

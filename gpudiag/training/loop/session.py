@@ -209,7 +209,7 @@ class Session:
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:
-            clock.restart()  # the loop of an earlier call ended within this step
+            clock.restart()  # the loop over another loader ended within this step, whose time would include the pause
         fetched = 0
         while True:
             if not self._prepared:

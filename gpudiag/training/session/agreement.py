@@ -197,7 +197,8 @@ class SplittableAgreement(Agreement):
 class DirectoryStore:
     """A key-value store for the processes of one node, with the methods of torch's `Store` that `Agreement` calls.
 
-    Each key is a file that is written atomically. Only the user can access `directory`, which is empty or missing.
+    Each key is a file that is written atomically. The caller passes a `directory` that is empty or missing, in a place
+    that only the user can access.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -50,7 +50,7 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return {function: value of a call's entry} for PyTorch's functions of `WORK` and both ends of ranges `input`."""
+    """Return code object → value of an entry, for PyTorch's functions in `WORK` and the ends of `input` ranges."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:

@@ -27,7 +27,7 @@ _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 class SharedUplink:
     """Several GPUs share one link to the host, and therefore its bandwidth.
 
-    Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Most tests copy with one GPU at a
+    A PCIe switch, or a board with two GPUs, has one uplink for all of its GPUs. Most tests copy with one GPU at a
     time and reach the full rate. In training, all GPUs fetch input and communicate gradients at the same time, so that
     each GPU gets a share of the uplink. There are two signs: all GPUs together copy to the host no faster than one
     alone, or two GPUs copy in both directions at once no faster than in one direction.

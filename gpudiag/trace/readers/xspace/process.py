@@ -242,8 +242,7 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
     role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | communication.sends(plane))] = Role.COMMUNICATION
     hlo_op, module = _hlo_names(plane, names)
     role[plane.with_text(HLO_OP, hlo.communicates)] = Role.COMMUNICATION
-    # Kernels that add or scale communicated tensors transfer nothing.
-    role[kernel & communication.adds(plane)] = Role.BUCKET_COPY
+    role[kernel & communication.adds(plane)] = Role.BUCKET_COPY  # adding or scaling transfers nothing
     return _Columns(
         kind=kind,
         name=name,
