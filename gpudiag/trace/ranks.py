@@ -97,19 +97,17 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
     firsts: list[int] = []
-    next_rank = 0
+    next_rank, ranks = 0, sum(len(traces) for _, traces in files)
     for file, traces in files:
         stated = file.name_facts.rank
         firsts.append(stated if stated is not None and len(traces) == 1 else next_rank)
         next_rank = firsts[-1] + len(traces)
-    if world_size is None:
-        devices = [len(traces) for _, traces in files]
-        world_size = max(sum(devices), *(first + count for first, count in zip(firsts, devices, strict=True)))
+        ranks = max(ranks, next_rank)
     return [
         msgspec.structs.replace(
             trace,
             rank=rank,
-            world_size=world_size,
+            world_size=world_size or ranks,
             notes=(*(file.notes if rank == first else ()), *trace.notes),
         )
         for first, (file, traces) in zip(firsts, files, strict=True)
